@@ -1,0 +1,397 @@
+"""All settings of one run, read once and checked before anything starts.
+
+Order of precedence: environment (`GUIDANCE_*`), then the YAML file, then the profile's defaults below.  An empty
+environment variable counts as unset.  This is the only module that knows the tasks' names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.errors import ConfigError
+from harness.execution import (
+    ExecutionBackend,
+    gpt_oss_120b_backend,
+    offline_backend,
+    openai_backend,
+    openrouter_glm_5_2_backend,
+)
+from harness.settings_file import load_settings, setting
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+MAX_SEED = 2**31 - 1
+ENVIRONMENTS = ("auto", "docker", "local")
+PROMPT_STYLES = ("zero-shot", "few-shot")
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """What the harness must know of a task beyond its directory."""
+
+    judge_port: int
+    verifier_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Defaults that differ between one ordinary machine and a GPU deployment."""
+
+    config_file: str
+    model_name: str
+    executor: str
+    prompt_style: str
+
+
+TASKS: Mapping[str, TaskEntry] = {
+    "polyomino_packing": TaskEntry(judge_port=8081, verifier_timeout_s=340.0),
+}
+PROFILES: Mapping[str, Profile] = {
+    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot"),
+    "gpu": Profile("serve.yaml", "Qwen/Qwen3-8B", "local", "zero-shot"),
+}
+EXECUTORS = ("offline", "openai", "local", "openrouter")
+DEFAULT_EXECUTOR_URL = "http://127.0.0.1:8000/v1"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many calls of each kind are in flight at once."""
+
+    policy: int
+    executor: int
+    judge: int
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run needs.  Times are in seconds, lengths in tokens."""
+
+    profile: str
+    task: str
+    task_dir: Path
+    state_dir: Path
+    config_path: Path
+    model_name: str
+    model_path: Path
+    scenario: str
+    service_url: str
+    token: str = field(repr=False)
+    judge_url: str
+    judge_problem_id: str | None
+    verifier_timeout_s: float
+    executor: str
+    backend: ExecutionBackend
+    groups: int
+    rollouts: int
+    steps: int
+    max_tokens: int
+    sequence_length: int
+    lora_rank: int
+    learning_rate: float
+    kl_coef: float
+    tensor_parallel_size: int
+    train_timeout_s: float
+    policy_timeout_s: float
+    prompt_style: str
+    limits: Limits
+    run_seed: int
+    environment: str
+    seed_path: Path | None
+    service_environ: Mapping[str, str] = field(repr=False)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the harness keeps its own state."""
+        return self.state_dir / "guidance-run"
+
+    @property
+    def judge_port(self) -> int:
+        """The port the judge listens on."""
+        return port_of(self.judge_url, "GUIDANCE_JUDGE_URL")
+
+    @property
+    def reef_port(self) -> int:
+        """The port Reef listens on."""
+        return port_of(self.service_url, "reef.port")
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str], *, root: Path = PROJECT_ROOT) -> RunConfig:
+        """Read and check all settings; raises `ConfigError` for the first thing that is wrong."""
+        env = Environ(environ)
+        profile_name = env.choice("GUIDANCE_PROFILE", "local", tuple(PROFILES))
+        profile = PROFILES[profile_name]
+        task = env.choice("GUIDANCE_TASK", "polyomino_packing", tuple(TASKS))
+        state_dir = _path(env.get("GUIDANCE_STATE_DIR") or f"work/{task}", root)
+        model_name = env.get("GUIDANCE_MODEL") or profile.model_name
+        model_path = _path(env.get("GUIDANCE_MODEL_PATH") or f"work/models/{model_name.rsplit('/', 1)[-1]}", root)
+        config_path = _path(env.get("GUIDANCE_CONFIG") or profile.config_file, root)
+        scenario = f"guidance-ttt-{task.replace('_', '-')}"
+        service_environ = {
+            "GUIDANCE_STATE_DIR": str(state_dir),
+            "GUIDANCE_MODEL_PATH": str(model_path),
+            "GUIDANCE_SCENARIO": scenario,
+            "GUIDANCE_REEF_PORT": str(env.integer("GUIDANCE_REEF_PORT", 8900, 1, 65535)),
+            "GUIDANCE_REEF_TOKEN": env.get("GUIDANCE_REEF_TOKEN") or _state_token(state_dir),
+            "GUIDANCE_GROUPS": str(env.integer("GUIDANCE_GROUPS", 2, 1, 4096)),
+            "GUIDANCE_ROLLOUTS": str(env.integer("GUIDANCE_ROLLOUTS", 4, 2, 4096)),
+            "GUIDANCE_RUN_SEED": str(env.integer("GUIDANCE_RUN_SEED", 0, 0, MAX_SEED)),
+        }
+        yaml = YamlValues(load_settings(config_path, {**environ, **service_environ}), config_path)
+        grid = _grid(yaml)
+        executor = env.choice("GUIDANCE_EXECUTOR", profile.executor, EXECUTORS)
+        limits = _limits(env, yaml)
+        return cls(
+            profile=profile_name,
+            task=task,
+            task_dir=root / "harbor" / task,
+            state_dir=state_dir,
+            config_path=config_path,
+            model_name=model_name,
+            model_path=model_path,
+            scenario=scenario,
+            service_url=f"http://127.0.0.1:{yaml.integer('reef', 'port', low=1, high=65535)}",
+            token=yaml.text("reef", "token"),
+            judge_url=env.url("GUIDANCE_JUDGE_URL", f"http://127.0.0.1:{TASKS[task].judge_port}"),
+            judge_problem_id=env.get("GUIDANCE_SEARCH_PROBLEM") or yaml.optional_text("training", "config", "judge_problem_id"),
+            verifier_timeout_s=env.number("GUIDANCE_VERIFIER_TIMEOUT", TASKS[task].verifier_timeout_s, above=0.0),
+            executor=executor,
+            backend=_backend(env, executor, limits.executor),
+            groups=grid[0],
+            rollouts=grid[1],
+            steps=env.integer("GUIDANCE_STEPS", yaml.integer("training", "config", "steps", low=1), 1, 1_000_000),
+            max_tokens=yaml.integer("training", "config", "max_tokens", low=1),
+            sequence_length=yaml.integer("training", "config", "seq_length", low=2),
+            lora_rank=yaml.integer("training", "config", "lora_rank", low=1),
+            learning_rate=yaml.number("training", "options", option_key(yaml, "learning-rate", "lr"), low=0.0),
+            kl_coef=yaml.number("training", "options", "kl-coef", low=0.0),
+            tensor_parallel_size=yaml.integer("training", "config", "tensor_parallel_size", low=1, default=1),
+            train_timeout_s=env.number("GUIDANCE_TRAIN_TIMEOUT", 14400.0, above=0.0),
+            policy_timeout_s=env.number("GUIDANCE_POLICY_TIMEOUT", 1800.0, above=0.0),
+            prompt_style=env.choice(
+                "GUIDANCE_PROMPT_STYLE",
+                yaml.optional_text("training", "config", "prompt_style") or profile.prompt_style,
+                PROMPT_STYLES,
+            ),
+            limits=limits,
+            run_seed=int(service_environ["GUIDANCE_RUN_SEED"]),
+            environment=env.choice("GUIDANCE_ENVIRONMENT", "auto", ENVIRONMENTS),
+            seed_path=_path(seed, root) if (seed := env.get("GUIDANCE_SEED")) else None,
+            service_environ=service_environ,
+        )._checked()
+
+    def _checked(self) -> RunConfig:
+        if self.max_tokens >= self.sequence_length:
+            raise ConfigError(
+                f"training.config.max_tokens={self.max_tokens} leaves no room for a prompt in "
+                f"training.config.seq_length={self.sequence_length}; lower the first or raise the second"
+            )
+        context = model_context_length(self.model_path)
+        if context is not None and self.sequence_length > context:
+            raise ConfigError(
+                f"training.config.seq_length={self.sequence_length} exceeds what the model at {self.model_path} can "
+                f"hold ({context} tokens); lower it in {self.config_path.name} or choose another model"
+            )
+        return self
+
+
+class Environ:
+    """Typed reading of environment variables; an empty value is an absent one."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def get(self, name: str) -> str | None:
+        """The stripped value, or None when unset or blank."""
+        return self._environ.get(name, "").strip() or None
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        """One of the listed words."""
+        value = self.get(name) or default
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r} is unknown; choose one of: {', '.join(choices)}")
+        return value
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number within [low, high]."""
+        text = self.get(name)
+        if text is None:
+            return default
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise ConfigError(f"{name}={text!r} must be a whole number from {low} to {high}")
+        return int(text)
+
+    def number(self, name: str, default: float, *, above: float) -> float:
+        """A finite number greater than `above`."""
+        text = self.get(name)
+        if text is None:
+            return default
+        value = as_number(text)
+        if value is None or value <= above:
+            raise ConfigError(f"{name}={text!r} must be a finite number greater than {above:g}")
+        return value
+
+    def url(self, name: str, default: str) -> str:
+        """An http(s) URL with a host, without a trailing slash."""
+        value = (self.get(name) or default).rstrip("/")
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{name}={value!r} is not an http:// or https:// URL")
+        port_of(value, name)
+        return value
+
+
+class YamlValues:
+    """Typed reading of the YAML file; errors name the key and the file."""
+
+    def __init__(self, settings: Mapping[str, Any], path: Path) -> None:
+        self._settings = settings
+        self._path = path
+
+    def raw(self, *keys: str) -> Any:
+        """The value at the keys, or None."""
+        return setting(self._settings, *keys)
+
+    def fail(self, keys: tuple[str, ...], what: str) -> ConfigError:
+        """The error for a wrong value."""
+        return ConfigError(f"{self._path}: {'.'.join(keys)}={self.raw(*keys)!r} {what}")
+
+    def integer(self, *keys: str, low: int, high: int = 10**9, default: int | None = None) -> int:
+        """A whole number (or the text of one) within [low, high]."""
+        value = self.raw(*keys)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(keys, f"must be a whole number from {low} to {high}")
+        return value
+
+    def number(self, *keys: str, low: float) -> float:
+        """A finite number (or the text of one) of at least `low`."""
+        value = as_number(self.raw(*keys))
+        if value is None or value < low:
+            raise self.fail(keys, f"must be a finite number of at least {low:g}")
+        return value
+
+    def text(self, *keys: str) -> str:
+        """A non-blank string."""
+        value = self.optional_text(*keys)
+        if value is None:
+            raise self.fail(keys, "must be a non-empty string")
+        return value
+
+    def optional_text(self, *keys: str) -> str | None:
+        """A non-blank string, or None when absent."""
+        value = self.raw(*keys)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            raise self.fail(keys, "must be a string")
+        return value
+
+
+def as_number(value: object) -> float | None:
+    """A finite float from a number or its text; None for anything else, booleans included."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def port_of(url: str, name: str) -> int:
+    """The port of a URL, by its scheme's default when it names none."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{name}={url!r} has no usable port: {error}") from error
+    return port or (443 if parts.scheme == "https" else 80)
+
+
+def model_context_length(model_path: Path) -> int | None:
+    """`max_position_embeddings` of a Hugging Face directory; None while the model is not there yet."""
+    config = model_path / "config.json"
+    if not config.is_file():
+        return None
+    try:
+        value = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"the model's {config} cannot be read: {error}") from error
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def option_key(yaml: YamlValues, *names: str) -> str:
+    """The first of several spellings of one training option that the file uses."""
+    return next((name for name in names if yaml.raw("training", "options", name) is not None), names[0])
+
+
+def _path(text: str, root: Path) -> Path:
+    path = Path(text).expanduser()
+    return path if path.is_absolute() else root / path
+
+
+def _state_token(state_dir: Path) -> str:
+    """Reef's bearer token for this state directory; made once, readable by its owner only."""
+    path = state_dir / "stack" / "reef-token"
+    if path.is_file():
+        return path.read_text(encoding="ascii").strip()
+    token = secrets.token_urlsafe(24)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(token + "\n", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(f"the state directory {state_dir} is not writable: {error}; set GUIDANCE_STATE_DIR") from error
+    return token
+
+
+def _grid(yaml: YamlValues) -> tuple[int, int]:
+    groups = yaml.integer("recipe", "config", "groups-per-step", low=1)
+    rollouts = yaml.integer("recipe", "config", "rollouts-per-group", low=2)
+    if yaml.raw("training", "options", "global-batch-size") is not None:
+        batch = yaml.integer("training", "options", "global-batch-size", low=1)
+        if batch != groups * rollouts:
+            raise ConfigError(
+                f"training.options.global-batch-size={batch} must equal recipe.config.groups-per-step x "
+                f"rollouts-per-group = {groups} x {rollouts} = {groups * rollouts}"
+            )
+    return groups, rollouts
+
+
+def _limits(env: Environ, yaml: YamlValues) -> Limits:
+    def limit(kind: str, default: int) -> int:
+        configured = yaml.integer("training", "config", f"{kind}_concurrency", low=1, high=4096, default=default)
+        return env.integer(f"GUIDANCE_{kind.upper()}_CONCURRENCY", configured, 1, 4096)
+
+    return Limits(policy=limit("policy", 128), executor=limit("executor", 16), judge=limit("judge", 8))
+
+
+def _backend(env: Environ, executor: str, concurrency: int) -> ExecutionBackend:
+    url = env.url("GUIDANCE_EXECUTOR_URL", DEFAULT_EXECUTOR_URL)
+    model = env.get("GUIDANCE_EXECUTOR_MODEL")
+    if executor == "openai" and (env.get("GUIDANCE_EXECUTOR_URL") is None or model is None):
+        raise ConfigError("GUIDANCE_EXECUTOR=openai needs GUIDANCE_EXECUTOR_URL and GUIDANCE_EXECUTOR_MODEL")
+    makers: dict[str, Callable[[], ExecutionBackend]] = {
+        "offline": lambda: offline_backend(url),
+        "openai": lambda: openai_backend(url, model or "", key_env=env.get("GUIDANCE_EXECUTOR_KEY_ENV")),
+        "local": lambda: gpt_oss_120b_backend(base_url=url),
+        "openrouter": openrouter_glm_5_2_backend,
+    }
+    backend = makers[executor]()
+    max_tokens = env.integer("GUIDANCE_EXECUTOR_MAX_TOKENS", 0, 1, 10_000_000) or backend.max_tokens
+    return replace(
+        backend,
+        concurrency=concurrency,
+        max_tokens=max_tokens,
+        timeout_s=env.number("GUIDANCE_EXECUTOR_TIMEOUT", backend.timeout_s, above=0.0),
+    )
