@@ -1,0 +1,137 @@
+"""What a person and a machine see of a running search: a live line, one line per step, and JSON events.
+
+The live line is drawn in place on a terminal and left out elsewhere (a log would only fill with it); there, a plain line
+appears now and then instead.  Events always go to `events.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.lanes import Lane
+
+PLAIN_INTERVAL_S = 20.0
+LIVE_INTERVAL_S = 0.2
+
+
+class RunProgress:
+    """Events and lines of one run.  Not a store: nothing here is read back to resume."""
+
+    def __init__(self, events_path: Path | None, out: TextIO | None = None, *, score_label: str = "score") -> None:
+        self._out = out or sys.stdout
+        self._score_label = score_label
+        self._events: TextIO | None = None
+        if events_path is not None:
+            events_path.parent.mkdir(parents=True, exist_ok=True)
+            self._events = events_path.open("a", encoding="utf-8")
+        self._lanes: Sequence[Lane] = ()
+        self._total = 0
+        self._done = 0
+        self._drawn = 0
+        self._last_drawn_s = 0.0
+        self._live = self._out.isatty()
+
+    # -- events and plain lines
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append one JSON event with the wall-clock time."""
+        if self._events is None:
+            return
+        record = {"event": name, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+        self._events.write(json.dumps(record, sort_keys=True, allow_nan=False, default=str) + "\n")
+        self._events.flush()
+
+    def line(self, text: str) -> None:
+        """Print one lasting line."""
+        self._erase()
+        print(text, file=self._out, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print and record something a person should know (a retry, a repair, a stray setting)."""
+        self.event("note", text=text)
+        self.line(f"  {text}")
+
+    # -- a step's rollouts
+
+    def step_started(self, step: int, total_steps: int, rollouts: int, resumed: int, lanes: Sequence[Lane]) -> None:
+        """Begin the live line of one step; `resumed` rollouts were finished by an earlier process."""
+        self._lanes, self._total, self._done = lanes, rollouts, resumed
+        self._last_drawn_s = time.monotonic()
+        self.event("guidance_step_started", step=step, total_steps=total_steps, rollouts=rollouts, resumed=resumed)
+
+    def rollout_finished(self) -> None:
+        """Count one more finished rollout."""
+        self._done += 1
+        self.refresh()
+
+    def waiting_for_training(self, step: int) -> None:
+        """Say that the grid is complete and the update is awaited."""
+        self._lanes = ()
+        self.event("guidance_step_reported", step=step)
+        self._draw("training: waiting for Reef to commit the update")
+
+    def refresh(self) -> None:
+        """Redraw the live line, at a bounded rate."""
+        now = time.monotonic()
+        if now - self._last_drawn_s < (LIVE_INTERVAL_S if self._live else PLAIN_INTERVAL_S):
+            return
+        self._last_drawn_s = now
+        lanes = "  ".join(str(lane) for lane in self._lanes)
+        self._draw(f"rollouts {self._done}/{self._total} | {lanes}")
+
+    def step_committed(self, summary: Mapping[str, Any], total_steps: int) -> None:
+        """Print the step's line and record its summary."""
+        self.event("guidance_step_committed", **summary)
+        self.line(step_line(summary, total_steps, self._score_label))
+
+    def close(self) -> None:
+        """Leave the terminal on a fresh line and close the event log."""
+        self._erase()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _draw(self, text: str) -> None:
+        if not self._live:
+            print(f"  {text}", file=self._out, flush=True)
+            return
+        self._out.write("\r" + text.ljust(self._drawn))
+        self._out.flush()
+        self._drawn = len(text)
+
+    def _erase(self) -> None:
+        if self._live and self._drawn:
+            self._out.write("\r" + " " * self._drawn + "\r")
+            self._drawn = 0
+
+
+def step_line(summary: Mapping[str, Any], total_steps: int, score_label: str) -> str:
+    """The lasting report of one step, two lines of text."""
+    best, gain = summary["best_raw_score"], summary["best_gain"]
+    where = summary.get("best_found_at")
+    gained = f" ({gain:+.2f}, {where})" if gain else " (no new best)"
+    statuses: Mapping[str, int] = summary["statuses"]
+    verdicts = "  ".join(f"{name} {count}" for name, count in sorted(statuses.items(), key=_status_order))
+    metrics: Mapping[str, Any] = summary["train_metrics"]
+    shown = "  ".join(
+        f"{label} {float(metrics[name]):.4g}"
+        for label, name in (("kl", "train/kl"), ("grad", "train/grad_norm"), ("ratio", "train/importance_ratio"))
+        if isinstance(metrics.get(name), int | float)
+    )
+    best_text = "none" if best is None else f"{best:.4f}"
+    return (
+        f"step {summary['step'] + 1}/{total_steps}  best {score_label} {best_text}{gained}  {verdicts}\n"
+        f"           reward mean {summary['reward_mean']:.3f} max {summary['reward_max']:.3f}  "
+        f"guidance {summary['well_formed_guidance']}/{summary['sampled_rollouts']} well-formed  {shown}  "
+        f"rollouts {summary['rollout_s']:.0f}s  train {summary['train_s']:.0f}s"
+        + ("  (no learning signal: all groups constant)" if summary["degenerate_step"] else "")
+    )
+
+
+def _status_order(item: tuple[str, int]) -> tuple[bool, str]:
+    return item[0] != "valid", item[0]
