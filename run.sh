@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# One run: set-up, judge, executor and Reef, then the search as a Harbor trial.  Run it again to continue.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+Usage: ./run.sh [--setup-only | --help]
+
+Trains a small guidance policy on one task and prints the reward of the best program. Everything is set by environment:
+
+  GUIDANCE_TASK          task to run (default polyomino_packing)
+  GUIDANCE_STEPS         training steps in all; raise it and run again to continue (default: the config file's)
+  GUIDANCE_STATE_DIR     where the run keeps its state (default work/<task>)
+  GUIDANCE_PROFILE       local (default) or gpu
+  GUIDANCE_EXECUTOR      offline (default), openai, local or openrouter
+  GUIDANCE_CONFIG        another config file (default serve.local.yaml or serve.yaml)
+  GUIDANCE_MODEL_PATH    directory of the guidance model (default work/models/<name>)
+  GUIDANCE_JUDGE_URL, GUIDANCE_EXECUTOR_URL, GUIDANCE_REEF_PORT
+                         addresses (default ports 8081, 8000, 8900)
+  GUIDANCE_PYTHON, GUIDANCE_TORCH_INDEX
+                         used by the set-up (see scripts/setup.sh --help)
+
+  --setup-only   install everything, start nothing
+  --help         this text
+
+Exit codes: 0 done; 1 failed; 2 a wrong setting; 3 something is missing on this machine; 130 stopped with Ctrl-C.
+TEXT
+}
+
+setup_only=false
+for argument in "$@"; do
+    case "$argument" in
+        --setup-only) setup_only=true ;;
+        -h | --help)
+            usage
+            exit 0
+            ;;
+        *)
+            printf 'error: unknown option: %s\n\n' "$argument" >&2
+            usage >&2
+            exit 2
+            ;;
+    esac
+done
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+setup_options=()
+if [ "${GUIDANCE_TASK:-}" = lasso_path ]; then
+    setup_options+=(--eigen)
+fi
+scripts/setup.sh ${setup_options[@]+"${setup_options[@]}"}
+if "$setup_only"; then
+    exit 0
+fi
+exec .venv/bin/python -m guidance_ttt.launch
