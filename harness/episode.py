@@ -1,0 +1,127 @@
+"""One reef-eval episode: a Harbor trial of one task whose agent is the whole search.
+
+reef-eval keeps one row per key and returns a stored row without running.  The key here names the scenario and the total
+number of steps, so raising the total continues the search; a row that records an error never blocks another try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.config import RunConfig
+from harness.contract import load_task
+from harness.environment_choice import choose_environment
+from harness.errors import GuidanceError
+from harness.storage import StateLock, read_json_object, write_json
+
+EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+AGENT = "harness.harbor_agent:HarborAgent"
+
+
+class EpisodeFailed(GuidanceError):
+    """The trial ended without a reward."""
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Run the episode that the environment configures; returns the exit status (see `run.py`)."""
+    try:
+        config = RunConfig.load(environ)
+        load_task(config.task_dir)
+        with StateLock(config.run_dir):
+            asyncio.run(_interruptible(run_episode(config)))
+    except GuidanceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("stopped; the state is saved. Go on with: ./run.sh", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+async def run_episode(config: RunConfig) -> None:
+    """Run or recall the episode and print its result; raises `EpisodeFailed` with the trial's error."""
+    # Both would reach for the network; neither is needed.
+    os.environ.setdefault("HARBOR_TELEMETRY", "off")
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    from reef_eval import Lab
+
+    lab = Lab(config.state_dir / "lab")
+    key = f"{config.scenario}:steps-{config.steps}"
+    stored = lab.store.get(key)
+    if stored is not None and "error" not in stored.tags and stored.rewards:
+        print(f"already complete: {config.steps} step(s); set GUIDANCE_STEPS higher to go on")
+        print_result(config, stored.rewards, stored.uri)
+        return
+    lab.store.delete_prefix(key)
+    agent = {"import_path": AGENT, "model_name": config.model_name}
+    environment = await choose_environment(config.environment, judge_url=config.judge_url)
+    row = await lab.run(str(config.task_dir), agent, key=key, environment=environment)
+    if "error" in row.tags:
+        raise EpisodeFailed(f"{row.tags['error']}\n  trial: {_local(row.uri)}")
+    if not row.rewards:
+        raise EpisodeFailed(
+            f"the verifier of {config.task} wrote no reward (expected reward.json in {_local(row.uri)}/verifier); "
+            f"the search result is safe in {config.run_dir}"
+        )
+    print_result(config, row.rewards, row.uri)
+
+
+def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) -> None:
+    """The summary that a run ends with; also kept as `result.json`."""
+    result = summarize(config, rewards, uri)
+    write_json(config.run_dir / "result.json", result)
+    print(
+        "\n".join(
+            [
+                "",
+                f"seed           {result['seed_score']:.4f}   ({result['score_label']}, problem {result['search_problem']})",
+                f"best           {result['best_score']:.4f}   found in step {result['best_step']}",
+                f"Harbor reward  {rewards.get('reward')}   (the task's own verifier)",
+                f"program        {result['program']}",
+                f"state          {config.run_dir}",
+                f"logs           {config.state_dir / 'stack'}",
+                f"trial          {result['trial']}",
+            ]
+        ),
+        flush=True,
+    )
+
+
+def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) -> dict[str, Any]:
+    """Seed, best and reward of a finished run, read from its committed archive."""
+    archive = read_json_object(config.run_dir / "committed-library.json")
+    entries, nodes = archive["entries"], archive["nodes"]
+    best = entries[nodes[archive["best_node_id"]]["entry_id"]]
+    seed = next(entry for entry in entries.values() if entry["timestep"] == 0)
+    contract = load_task(config.task_dir)
+    suffix = Path(contract.source_file.name).suffix
+    return {
+        "task": config.task,
+        "steps": config.steps,
+        "score_label": contract.raw_score_label,
+        "search_problem": config.judge_problem_id or contract.judge_problem_id,
+        "seed_score": seed["verifier_raw_score"],
+        "best_score": best["verifier_raw_score"],
+        "best_step": best["timestep"],
+        "best_entry_id": best["id"],
+        "rewards": dict(rewards),
+        "program": str(config.run_dir / f"best{suffix}"),
+        "trial": _local(uri),
+    }
+
+
+async def _interruptible(work: Any) -> None:
+    """Let SIGTERM stop the work the way Ctrl-C does."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task
+
+
+def _local(uri: str | None) -> str:
+    return (uri or "").removeprefix("file://")

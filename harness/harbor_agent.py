@@ -1,0 +1,141 @@
+"""The Harbor agent: one trial owns one whole search and submits its best program.
+
+The search runs on the host; the environment only receives the final program, so a candidate never runs in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from harbor.agents.base import BaseAgent
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+
+from harness.assembly import Run, open_run
+from harness.config import RunConfig
+from harness.contract import TaskContract
+from harness.errors import GuidanceError, StateCorrupt
+from harness.progress import RunProgress
+from harness.rollout import RolloutOutcome
+from harness.run_controller import RunOutcome
+from harness.storage import write_json, write_text
+from harness.trajectory import RolloutRecord, SubmissionRecord, build_trajectory
+
+WORKSPACE = "/workspace"
+
+
+class HarborAgent(BaseAgent):  # type: ignore[misc]  # harbor ships no type information
+    """Runs the search that the environment (`GUIDANCE_*`) configures."""
+
+    SUPPORTS_ATIF = True
+
+    def __init__(self, logs_dir: Path, model_name: str | None = None, **kwargs: Any) -> None:
+        super().__init__(logs_dir=logs_dir, model_name=model_name, **kwargs)
+        self._config = RunConfig.load(os.environ)
+
+    @staticmethod
+    def name() -> str:
+        """The agent's name in trial records."""
+        return "guidance-ttt"
+
+    def version(self) -> str | None:
+        """The package's version."""
+        from importlib.metadata import version
+
+        return version("guidance-ttt")
+
+    async def setup(self, environment: BaseEnvironment) -> None:
+        """Nothing to install: the search runs outside the environment."""
+
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        """Search, then write the best program into the environment and the trajectory beside the logs."""
+        config = self._config
+        contract = TaskContract.load(config.task_dir / "contract.json", problem_prompt=instruction)
+        progress = RunProgress(config.run_dir / "events.jsonl", score_label=contract.raw_score_label)
+        try:
+            async with open_run(config, contract, progress, os.environ) as run:
+                outcome = await run.controller.run(config.steps)
+                fill_context(context, outcome)
+                submission = await submit_best(run, environment)
+        except GuidanceError as error:
+            progress.event("run_failed", error=type(error).__name__, message=str(error))
+            raise
+        finally:
+            progress.close()
+        trajectory = build_trajectory(
+            session_id=str(self.session_id),
+            trajectory_id=str(self.context_id),
+            agent_name=self.name(),
+            agent_version=self.version() or "unknown",
+            model_name=config.model_name,
+            instruction=instruction,
+            rollouts=[rollout_record(item, outcome) for item in outcome.outcomes],
+            submission=submission,
+        )
+        write_json(Path(self.logs_dir) / "trajectory.json", trajectory)
+
+
+async def submit_best(run: Run, environment: BaseEnvironment) -> SubmissionRecord:
+    """Upload the archive's best program as the workspace's solution file and keep a copy in the state directory."""
+    best = run.library.best_entry()
+    if best is None or not best.solution.strip():
+        raise StateCorrupt(f"the archive {run.store.committed_path} holds no program to submit")
+    name = run.contract.source_file.name
+    target = f"{WORKSPACE}/{name}"
+    write_text(run.store.run_dir / f"best{Path(name).suffix}", best.solution)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / name
+        source.write_text(best.solution, encoding="utf-8")
+        # A file transfer, not a shell argument: programs may exceed what one argument may hold.
+        await environment.upload_file(source, target)
+    return SubmissionRecord(
+        path=target,
+        entry_id=best.id,
+        raw_score=best.verifier_raw_score,
+        sha256=hashlib.sha256(best.solution.encode()).hexdigest(),
+        timestamp=_now(),
+    )
+
+
+def fill_context(context: AgentContext, outcome: RunOutcome) -> None:
+    """Put the run's totals where Harbor stores them."""
+    context.n_input_tokens = sum(item.prompt_tokens for item in outcome.outcomes)
+    context.n_output_tokens = sum(item.completion_tokens for item in outcome.outcomes)
+    context.metadata = {
+        "reef": {
+            "agent_record_ids": [item.receipt for item in outcome.outcomes if item.guidance.guidance is not None],
+            "start_step": outcome.start_step,
+            "next_step": outcome.next_step,
+            "runtime_load_id": outcome.load_id,
+            "step_summaries": [dict(summary) for summary in outcome.step_summaries],
+        }
+    }
+
+
+def rollout_record(item: RolloutOutcome, outcome: RunOutcome) -> RolloutRecord:
+    """One rollout as the trajectory shows it."""
+    position = outcome.outcomes.index(item)
+    grid = len(outcome.outcomes) // max(1, outcome.next_step - outcome.start_step)
+    return RolloutRecord(
+        step=outcome.start_step + position // max(1, grid),
+        group=item.slot.group,
+        rollout=item.slot.rollout,
+        receipt=item.receipt,
+        guidance=item.guidance.guidance or item.guidance_text,
+        parent_id=item.parent.node_id,
+        status=item.verdict.status,
+        score=item.verdict.raw_score,
+        reward=item.verdict.reward,
+        prompt_tokens=item.prompt_tokens,
+        completion_tokens=item.completion_tokens,
+        timestamp=_now(),
+    )
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,183 @@
+"""Drives steps to a durable end: search, training barrier, gate, commit - in an order that every crash leaves resumable.
+
+Commit order of a step, after its grid is reported:
+
+1. the working archive (`library.json`) is written;
+2. Reef commits and serves the update (its own durable point);
+3. the gate passes and the summary goes to the journal;
+4. the archive becomes `committed-library.json`;
+5. `resume-state.json` names the next step.
+
+On start the three positions - archive, resume state, Reef - are compared.  A crash between 2 and 5 leaves Reef (and perhaps
+the archive) one step ahead, which is repaired from the journal without repeating a call.  Any other difference is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import StateMismatch, TrainingFailed
+from harness.grid import archive_timestep
+from harness.journal import RolloutJournal
+from harness.library import GuidanceLibrary
+from harness.progress import RunProgress
+from harness.qualification import expected_step, require_step_success
+from harness.rollout import RolloutOutcome
+from harness.rollout_log import StepLog
+from harness.run_state import ResumeState, RunStateStore
+from harness.search import GuidanceSearch, StepResult
+from harness.storage import copy_file
+from harness.training_bridge import ServingState, TrainingBridge
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """What one call of `run` did; steps count from 0."""
+
+    start_step: int
+    next_step: int
+    outcomes: tuple[RolloutOutcome, ...]
+    step_summaries: tuple[Mapping[str, Any], ...]
+    load_id: str | None
+
+
+class GuidanceRunController:
+    """Runs a search up to an absolute number of steps."""
+
+    def __init__(
+        self, search: GuidanceSearch, bridge: TrainingBridge, store: RunStateStore, progress: RunProgress
+    ) -> None:
+        self._search = search
+        self._bridge = bridge
+        self._store = store
+        self._progress = progress
+
+    async def run(self, total_steps: int) -> RunOutcome:
+        """Run the steps from the saved position up to `total_steps` (absolute, not additional).
+
+        Raises whatever stops a step; the state directory is resumable then.
+        """
+        if total_steps < 1:
+            raise ValueError(f"total_steps is {total_steps}, at least 1 is needed")
+        saved = self._store.load()
+        serving = await self._bridge.state()
+        outcomes: list[RolloutOutcome] = []
+        state = await self._repair(saved, serving, total_steps)
+        while state.next_step < total_steps:
+            step = state.next_step
+            with RolloutJournal(self._store.journal_path(step)) as journal:
+                result = await self._search.run_step(
+                    step, journal, load_id=serving.load_id, total_steps=total_steps
+                )
+                self._search.library.save(self._store.library_path)
+                outcomes.extend(result.outcomes)
+                self._progress.waiting_for_training(step)
+                trained_from = time.monotonic()
+                serving = await self._bridge.wait_for_step(step)
+                train_s = time.monotonic() - trained_from
+                state = await self._commit(state, result, serving, train_s, journal, total_steps)
+        return RunOutcome(saved.next_step, state.next_step, tuple(outcomes), tuple(state.step_summaries), serving.load_id)
+
+    async def _repair(self, saved: ResumeState, serving: ServingState, total_steps: int) -> ResumeState:
+        """Bring the three positions together, or refuse."""
+        step, archive, reef = saved.next_step, completed_archive_steps(self._search.library), serving.completed_steps
+        if archive == step and reef == step:
+            return saved
+        if reef == step + 1 and archive in (step, step + 1):
+            self._progress.note(f"step {step + 1} was trained but not committed here: finishing it from its journal")
+            with RolloutJournal(self._store.journal_path(step)) as journal:
+                if archive == step + 1:
+                    summary = StepLog.replay(journal.records()).committed_summary()
+                    if summary is None:
+                        raise self._skew(step, archive, reef)
+                    return self._save(saved, summary, total_steps)
+                result = await self._search.run_step(step, journal, load_id=None, total_steps=total_steps)
+                self._search.library.save(self._store.library_path)
+                return await self._commit(saved, result, serving, 0.0, journal, total_steps)
+        raise self._skew(step, archive, reef)
+
+    def _skew(self, step: int, archive: int, reef: int) -> StateMismatch:
+        return StateMismatch(
+            f"the parts of {self._store.run_dir.parent} disagree about the number of completed steps: resume state {step}, "
+            f"archive {archive}, Reef {reef}. Either restore the whole state directory from one backup, or choose a new "
+            "GUIDANCE_STATE_DIR to start afresh"
+        )
+
+    async def _commit(
+        self,
+        state: ResumeState,
+        result: StepResult,
+        serving: ServingState,
+        train_s: float,
+        journal: RolloutJournal,
+        total_steps: int,
+    ) -> ResumeState:
+        expected = expected_step(result.step, result.group_rewards(self._search.grid))
+        grad_norm = require_step_success(
+            expected,
+            actual_rollouts=len(result.outcomes),
+            completed_steps=serving.completed_steps,
+            metrics=serving.metrics,
+        )
+        previous = state.step_summaries[-1]["best_raw_score"] if state.step_summaries else None
+        summary = step_summary(self._search.library, result, expected.zero_signal, previous)
+        summary |= {
+            "retained_trajectories": expected.retained,
+            "grad_norm": grad_norm,
+            "train_s": round(train_s, 3),
+            "train_metrics": dict(serving.metrics),
+            "runtime_load_id": serving.load_id,
+        }
+        await journal.append({"kind": "committed", "attempt": result.attempt, "summary": summary})
+        copy_file(self._store.library_path, self._store.committed_path)
+        return self._save(state, summary, total_steps)
+
+    def _save(self, state: ResumeState, summary: Mapping[str, Any], total_steps: int) -> ResumeState:
+        advanced = ResumeState(state.next_step + 1, (*state.step_summaries, summary))
+        self._store.save(advanced)
+        self._progress.step_committed(summary, total_steps)
+        return advanced
+
+
+def completed_archive_steps(library: GuidanceLibrary) -> int:
+    """How many whole steps an archive holds."""
+    return library.completed_steps()
+
+
+def step_summary(
+    library: GuidanceLibrary, result: StepResult, zero_signal: bool, previous_best: float | None
+) -> dict[str, Any]:
+    """The part of a step's summary that the search itself knows; JSON values only."""
+    verdicts = [outcome.verdict for outcome in result.outcomes]
+    if not verdicts:
+        raise TrainingFailed(f"step {result.step}: the grid holds no rollouts")
+    best = library.best_entry()
+    baseline = library.seed_entry().verifier_raw_score if previous_best is None else previous_best
+    best_score = best.verifier_raw_score if best else None
+    found_now = best is not None and best.timestep == archive_timestep(result.step)
+    where = None
+    if found_now and best is not None:
+        where = f"g{str(best.metadata['group_uid']).rsplit(':', 1)[-1]} r{best.metadata['rollout']}"
+    return {
+        "step": result.step,
+        "attempt": result.attempt,
+        "elapsed_s": round(result.rollout_s, 3),
+        "rollout_s": round(result.rollout_s, 3),
+        "sampled_rollouts": len(verdicts),
+        "valid_rollouts": sum(verdict.valid for verdict in verdicts),
+        "statuses": dict(Counter(verdict.status for verdict in verdicts)),
+        "well_formed_guidance": sum(outcome.guidance.guidance is not None for outcome in result.outcomes),
+        "degenerate_step": zero_signal or not any(verdict.valid for verdict in verdicts),
+        "reward_mean": sum(verdict.reward for verdict in verdicts) / len(verdicts),
+        "reward_max": max(verdict.reward for verdict in verdicts),
+        "best_raw_score": best_score,
+        "best_gain": 0.0 if best_score is None or baseline is None or not found_now else best_score - baseline,
+        "best_found_at": where,
+        "best_entry_id": best.id if best else None,
+        "prompt_tokens": sum(outcome.prompt_tokens for outcome in result.outcomes),
+        "completion_tokens": sum(outcome.completion_tokens for outcome in result.outcomes),
+    }

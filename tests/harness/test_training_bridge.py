@@ -1,0 +1,120 @@
+"""Waiting for an update: what counts as done, as failed and as still under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from harness.errors import PolicyUnavailable, TrainingFailed, TrainingStalled
+from harness.training_bridge import ServiceTrainingBridge, failed_step, recorded_error, serving_state
+
+SCENARIO = "guidance-ttt-toy"
+
+
+def status(step: int, *, admission: bool = True, error: str | None = None, **block: Any) -> dict[str, Any]:
+    return {
+        "error": error,
+        "scenarios": {
+            SCENARIO: {
+                "scenario_step": step,
+                "current_runtime_load_id": f"x:{step}",
+                "inference_admission": {"open": admission},
+                "last_committed_step": {"step": step, "metrics": {"train/grad_norm": 0.1}},
+                "processor": {"failed_steps": []},
+                **block,
+            }
+        },
+    }
+
+
+class ScriptedReef:
+    """Answers each status read with the next item; the last one for ever."""
+
+    def __init__(self, *answers: Mapping[str, Any] | Exception) -> None:
+        self.answers = list(answers)
+        self.reads = 0
+
+    async def __call__(self) -> Mapping[str, Any]:
+        self.reads += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def bridge(reef: ScriptedReef, **times: float) -> ServiceTrainingBridge:
+    settings = {"timeout_s": 5.0, "poll_interval_s": 0.0, "error_grace_s": 0.05, "outage_grace_s": 0.05, **times}
+    return ServiceTrainingBridge(reef, SCENARIO, **settings)
+
+
+async def test_a_step_discarded_for_mixed_releases_fails_at_once_with_the_releases() -> None:
+    failed = {"failed_steps": [{"step": 0, "reason": "mixed_release_ids", "release_ids": ["a", "b"]}]}
+    with pytest.raises(TrainingFailed, match=r"mixed_release_ids \(releases: a, b\)"):
+        await bridge(ScriptedReef(status(0, processor=failed))).wait_for_step(0)
+
+
+async def test_a_standing_training_error_fails_with_its_text() -> None:
+    with pytest.raises(TrainingFailed, match="out of memory"):
+        await bridge(ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: out of memory"))).wait_for_step(0)
+
+
+async def test_an_error_that_heals_itself_does_not_stop_the_run() -> None:
+    reef = ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: once"), status(0), status(1))
+    assert (await bridge(reef, error_grace_s=60.0).wait_for_step(0)).completed_steps == 1
+
+
+async def test_a_short_outage_is_tolerated_and_a_long_one_is_not() -> None:
+    away = PolicyUnavailable("connection refused")
+    assert (await bridge(ScriptedReef(away, status(1)), outage_grace_s=60.0).wait_for_step(0)).load_id == "x:1"
+    with pytest.raises(PolicyUnavailable):
+        await bridge(ScriptedReef(away)).wait_for_step(0)
+
+
+async def test_the_deadline_is_a_training_error_that_carries_the_last_status() -> None:
+    with pytest.raises(TrainingStalled, match="scenario_step") as caught:
+        await bridge(ScriptedReef(status(0)), timeout_s=0.05).wait_for_step(0)
+    assert not isinstance(caught.value, TimeoutError)
+
+
+async def test_a_committed_step_is_not_done_before_its_weights_are_served() -> None:
+    reef = ScriptedReef(status(1, admission=False), status(1, admission=False), status(1))
+    assert (await bridge(reef).wait_for_step(0)).open
+    assert reef.reads == 3
+
+
+async def test_more_committed_steps_than_waited_for_is_refused() -> None:
+    with pytest.raises(TrainingFailed, match="committed 3 steps"):
+        await bridge(ScriptedReef(status(3))).wait_for_step(0)
+
+
+def test_another_scenarios_error_is_not_ours() -> None:
+    document = status(0, error="other: RuntimeError: broken")
+    document["scenarios"]["other"] = {}
+    assert recorded_error(document, SCENARIO) is None
+    assert recorded_error(status(0, error="training thread died"), SCENARIO) == "training thread died"
+    assert recorded_error(status(0, error=7), SCENARIO) is not None  # type: ignore[arg-type]
+
+
+def test_a_status_without_the_scenario_names_the_preload_error() -> None:
+    with pytest.raises(TrainingFailed, match="disk full"):
+        serving_state({"scenarios": {}, "preload_errors": {SCENARIO: "disk full"}}, SCENARIO)
+
+
+@pytest.mark.parametrize("step", [True, -1, "1", None, 1.0])
+def test_a_step_counter_that_is_no_whole_number_is_refused(step: object) -> None:
+    with pytest.raises(TrainingFailed, match="scenario_step"):
+        serving_state(status(step), SCENARIO)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("entries", ["x", [3], [{"step": 0}], [{"step": 0, "reason": ""}]])
+def test_malformed_failed_steps_are_refused(entries: object) -> None:
+    with pytest.raises(TrainingFailed):
+        failed_step(status(0, processor={"failed_steps": entries}), SCENARIO, 0)
+
+
+@pytest.mark.parametrize("times", [{"timeout_s": 0.0}, {"timeout_s": -1.0}, {"poll_interval_s": -0.1}])
+def test_impossible_times_are_refused(times: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        bridge(ScriptedReef({}), **times)
