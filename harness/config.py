@@ -139,8 +139,6 @@ class RunConfig:
             "GUIDANCE_SCENARIO": scenario,
             "GUIDANCE_REEF_PORT": str(env.integer("GUIDANCE_REEF_PORT", 8900, 1, 65535)),
             "GUIDANCE_REEF_TOKEN": env.get("GUIDANCE_REEF_TOKEN") or _state_token(state_dir),
-            "GUIDANCE_GROUPS": str(env.integer("GUIDANCE_GROUPS", 2, 1, 4096)),
-            "GUIDANCE_ROLLOUTS": str(env.integer("GUIDANCE_ROLLOUTS", 4, 2, 4096)),
             "GUIDANCE_RUN_SEED": str(env.integer("GUIDANCE_RUN_SEED", 0, 0, MAX_SEED)),
         }
         yaml = YamlValues(load_settings(config_path, {**environ, **service_environ}), config_path)
