@@ -159,6 +159,11 @@ def _require_space(folder: Path) -> None:
 
 
 def _convert_atomically(source: Path, target: Path) -> None:
+    if target.exists() and not (target / MARKER_FILE).is_file():
+        raise ModelUnavailable(
+            f"{target} exists but was not written by this project, so it is left alone. Move it away, or name it (or "
+            "another model directory) with GUIDANCE_MODEL_PATH."
+        )
     for leftover in target.parent.glob(f".{MODEL_NAME}.new-*"):  # of a conversion that was killed; we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     actual = file_sha256(source)
@@ -173,7 +178,7 @@ def _convert_atomically(source: Path, target: Path) -> None:
         convert_gguf(source, fresh)
         _write_marker(fresh)
         if target.exists():
-            shutil.rmtree(target)  # incomplete or of another version, as _is_complete said
+            shutil.rmtree(target)  # ours, but incomplete or of another version, as _is_complete said
         fresh.rename(target)
         _sync(target.parent)
     except OSError as error:
