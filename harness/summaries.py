@@ -33,7 +33,7 @@ class CodeLeak(RuntimeError):
 
 @dataclass(frozen=True)
 class CleanSummary:
-    """A summary fit for a prompt, and how much had to be removed to make it so."""
+    """A summary fit for a prompt, and how many lines and fenced blocks lost code on the way."""
 
     text: str
     removed_lines: int
@@ -49,8 +49,9 @@ def canonical_summary(text: str, program: str, *, max_chars: int = MAX_SUMMARY_C
     body = _cut_end(re.sub(r"\n{3,}", "\n\n", "\n".join(plain)).strip(), max_chars)
     # Searched last, when nothing can change a line any more: what remains here is what a prompt shows.
     shown = body.split("\n")
-    kept = [line for line in shown if known.found_in(line) is None]
-    removed = len(prose) - len(named) + len(shown) - len(kept)
+    safe = [known.excise(line) for line in shown]
+    removed = len(prose) - len(named) + sum(1 for before, after in zip(shown, safe, strict=True) if before != after)
+    kept = [line for line in safe if line.strip("`-* ") != CODE_REMOVED]
     return CleanSummary("\n".join(kept).strip(), removed, fences)
 
 

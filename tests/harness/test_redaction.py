@@ -32,7 +32,9 @@ def test_blank_and_very_short_values_do_not_shred_text() -> None:
 
 
 def test_credentials_of_the_environment_are_found_by_their_names() -> None:
-    redact = Redactor.from_environ({"OPENROUTER_API_KEY": "hunter2!", "PATH": "/usr/bin", "X_TOKEN": "t0ken"}, ["extra!"])
+    redact = Redactor.from_environ(
+        {"OPENROUTER_API_KEY": "hunter2!", "PATH": "/usr/bin", "X_TOKEN": "t0ken"}, ["extra!"]
+    )
     assert redact("hunter2! /usr/bin t0ken extra!") == f"{REDACTED} /usr/bin {REDACTED} {REDACTED}"
 
 
