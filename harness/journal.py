@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.errors import StateCorrupt
+from harness.errors import StateCorrupt, StateWriteFailed
 from harness.storage import AppendFile, parse_json_object
 
 RECORD_VERSION = 1
@@ -86,7 +86,7 @@ class RolloutJournal:
     async def append(self, record: Mapping[str, Any]) -> None:
         """Append one record and return when it is on the disk; StateWriteFailed reaches everyone who waits.
 
-        A cancelled caller may find its record written or not, as after a crash.
+        The record of a cancelled caller is written all the same: what it tells of has happened and was paid for.
         """
         line = encode_record(record)
         self._require_open()
@@ -128,12 +128,21 @@ class RolloutJournal:
             self.close()
 
     def close(self) -> None:
-        """Close without an event loop; call `aclose` while appends may be under way."""
+        """Write what still waits and close, blocking; a second call does nothing."""
         self._closed = True
         if self._thread is not None:
             self._thread.shutdown(wait=True)
             self._thread = None
-        self._file.close()
+        batch, self._waiting = self._waiting, []
+        try:
+            if batch:
+                self._file.append(b"".join(line for line, _ in batch))
+                _settle(batch, None)
+        except StateWriteFailed as error:
+            _settle(batch, error)
+            raise
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Self:
         """Return the open journal."""

@@ -26,23 +26,17 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ParentChoice:
-    """The archive state that one group of an attempt expands."""
+class LoggedAttempt:
+    """One try at a step under one policy release.
 
-    group: int
-    group_uid: str
-    node_id: str
+    `parents` holds one `{"group", "group_uid", "node_id"}` per group, `record` the whole opening line.
+    """
 
-
-@dataclass(frozen=True)
-class Attempt:
-    """One try at a step under one policy release; `record` is its opening line with whatever else that holds."""
-
-    attempt: int
+    number: int
     step: int
     release_id: str | None
     load_id: str | None
-    parents: tuple[ParentChoice, ...]
+    parents: tuple[Record, ...]
     record: Record
     void_reason: str | None = None
     summary: Record | None = None
@@ -72,7 +66,7 @@ class RolloutProgress:
 class StepLog:
     """The replayed journal of one step; make it with `replay`."""
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[LoggedAttempt, ...] = ()
     _stages: Mapping[tuple[int, int, int], Mapping[str, Record]] = field(default_factory=dict)
 
     @classmethod
@@ -87,22 +81,26 @@ class StepLog:
                 raise StateCorrupt(f"record {number} of the step's journal ({record.get('kind')}): {reason}") from error
         return cls(tuple(builder.attempts), builder.stages)
 
-    def current(self) -> Attempt | None:
+    def current(self) -> LoggedAttempt | None:
         """Return the last attempt unless it is void (or there is none)."""
         last = self.attempts[-1] if self.attempts else None
         return None if last is None or last.void_reason is not None else last
 
-    @property
     def next_attempt(self) -> int:
-        """The number for the next new attempt, from 1."""
-        return self.attempts[-1].attempt + 1 if self.attempts else 1
+        """Return the number for the next new attempt, from 1."""
+        return self.attempts[-1].number + 1 if self.attempts else 1
 
-    def stage(self, group: int, rollout: int) -> RolloutProgress:
+    def committed_summary(self) -> Record | None:
+        """Return the summary of the committed attempt, or None while the step is not committed."""
+        current = self.current()
+        return None if current is None else current.summary
+
+    def progress(self, group: int, rollout: int) -> RolloutProgress:
         """Return how far a rollout of the current attempt has come; nothing at all without a current attempt."""
         current = self.current()
         if current is None:
             return RolloutProgress()
-        stages = self._stages.get((current.attempt, group, rollout), {})
+        stages = self._stages.get((current.number, group, rollout), {})
         return RolloutProgress(
             guidance=stages.get(GUIDANCE),
             execution=stages.get(EXECUTION),
@@ -113,15 +111,16 @@ class StepLog:
     def reported_count(self) -> int:
         """Return how many rollouts of the current attempt were reported to the training service."""
         current = self.current()
-        keys = self._stages if current is not None else ()
-        return sum(1 for key in keys if current and key[0] == current.attempt and REPORTED in self._stages[key])
+        if current is None:
+            return 0
+        return sum(key[0] == current.number and REPORTED in stages for key, stages in self._stages.items())
 
 
 class _Builder:
     """The state of a replay."""
 
     def __init__(self) -> None:
-        self.attempts: list[Attempt] = []
+        self.attempts: list[LoggedAttempt] = []
         self.stages: dict[tuple[int, int, int], dict[str, Record]] = {}
 
     def add(self, record: Record) -> None:
@@ -142,23 +141,23 @@ class _Builder:
     def _open(self, record: Record) -> None:
         attempt = _read_attempt(record)
         for known in self.attempts:
-            if known.attempt == attempt.attempt:
+            if known.number == attempt.number:
                 if known.record != record:
-                    raise ValueError(f"attempt {attempt.attempt} was already opened with other content")
+                    raise ValueError(f"attempt {attempt.number} was already opened with other content")
                 return
         if self.attempts:
             last = self.attempts[-1]
             if last.void_reason is None:
-                raise ValueError(f"attempt {attempt.attempt} begins although attempt {last.attempt} was not voided")
-            if attempt.attempt < last.attempt or attempt.step != last.step:
-                old, new = (f"attempt {item.attempt} of step {item.step}" for item in (last, attempt))
+                raise ValueError(f"attempt {attempt.number} begins although attempt {last.number} was not voided")
+            if attempt.number < last.number or attempt.step != last.step:
+                old, new = (f"attempt {item.number} of step {item.step}" for item in (last, attempt))
                 raise ValueError(f"{new} follows {old}")
         self.attempts.append(attempt)
 
     def _index(self, record: Record) -> int:
         number = require_integer(record["attempt"], "attempt")
         for index, known in enumerate(self.attempts):
-            if known.attempt == number:
+            if known.number == number:
                 return index
         raise ValueError(f"attempt {number} was never opened")
 
@@ -168,16 +167,16 @@ class _Builder:
         if known.void_reason is None and known.summary is None:
             self.attempts[index] = replace(known, void_reason=void_reason, summary=summary)
         elif (known.void_reason, known.summary) != (void_reason, summary):
-            raise ValueError(f"attempt {known.attempt} was already closed in another way")
+            raise ValueError(f"attempt {known.number} was already closed in another way")
 
     def _advance(self, kind: str, record: Record) -> None:
         attempt = self.attempts[self._index(record)]
         group = require_integer(record["group"], "group")
         rollout = require_integer(record["rollout"], "rollout")
-        if group not in {parent.group for parent in attempt.parents}:
-            raise ValueError(f"attempt {attempt.attempt} has no group {group}")
-        where = f"attempt {attempt.attempt}, group {group}, rollout {rollout}"
-        stages = self.stages.setdefault((attempt.attempt, group, rollout), {})
+        if group not in {parent["group"] for parent in attempt.parents}:
+            raise ValueError(f"attempt {attempt.number} has no group {group}")
+        where = f"attempt {attempt.number}, group {group}, rollout {rollout}"
+        stages = self.stages.setdefault((attempt.number, group, rollout), {})
         if kind in stages:
             if stages[kind] != record:
                 raise ValueError(f"{where}: a second {kind} with other content")
@@ -213,19 +212,19 @@ def _is_format_error(record: Record) -> bool:
     return verification.get("status") == VerdictStatus.GUIDANCE_FORMAT_ERROR
 
 
-def _read_attempt(record: Record) -> Attempt:
+def _read_attempt(record: Record) -> LoggedAttempt:
     parents = record["parents"]
     if not isinstance(parents, list) or not parents:
         raise ValueError("parents must be a list with one item for each group")
     choices = tuple(
-        ParentChoice(
-            group=require_integer(item["group"], "parents.group"),
-            group_uid=require_name(item["group_uid"], "parents.group_uid"),
-            node_id=require_name(item["node_id"], "parents.node_id"),
-        )
+        {
+            "group": require_integer(item["group"], "parents.group"),
+            "group_uid": require_name(item["group_uid"], "parents.group_uid"),
+            "node_id": require_name(item["node_id"], "parents.node_id"),
+        }
         for item in parents
     )
-    if len({choice.group for choice in choices}) != len(choices):
+    if len({choice["group"] for choice in choices}) != len(choices):
         raise ValueError("parents names a group twice")
     identity = {}
     for name in ("release_id", "load_id"):
@@ -233,8 +232,8 @@ def _read_attempt(record: Record) -> Attempt:
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{name} must be a string or null, got {value!r:.80}")
         identity[name] = value
-    return Attempt(
-        attempt=require_integer(record["attempt"], "attempt"),
+    return LoggedAttempt(
+        number=require_integer(record["attempt"], "attempt"),
         step=require_integer(record["step"], "step"),
         release_id=identity["release_id"],
         load_id=identity["load_id"],
