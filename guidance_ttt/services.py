@@ -45,8 +45,8 @@ class ServiceFailed(GuidanceError):
 class ServiceSpec:
     """One local HTTP service: how to start it and how to tell that it works.
 
-    `port_setting` names the variable that moves the port; `cure` is what to try when the service fails.  One that already
-    runs may be taken over when it answers `reuse_url` (default: the health URL) with a text that holds `identity`.
+    `port_setting` names the variable that moves the port; `cure` is what to try when the service fails.  One that runs
+    already may be taken over when it answers `reuse_url` (default: the health URL) with a text that holds `identity`.
     """
 
     name: str

@@ -1,0 +1,209 @@
+"""From settings to command lines: which services a run needs, how each is started, and the model they serve.
+
+The only place that knows both the settings and the other wings' command lines.  Nothing here starts a service.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from guidance_ttt.model import MARKER_FILE, MODEL_NAME, ModelUnavailable, ensure_policy_model
+from guidance_ttt.services import ServiceSpec
+from guidance_ttt.wings import PROJECT_ROOT, executor_argv, judge_argv
+from harness.config import RunConfig
+from harness.errors import ConfigError, GuidanceError
+from harness.redaction import strip_url
+
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+JUDGE_READY_S = 60.0
+EXECUTOR_READY_S = 60.0
+REEF_READY_S = 300.0
+REEF_READY_GPU_S = 3600.0
+REEF_GRACE_S = 45.0
+"""Reef gives its own children 30 s; its guard must not be quicker."""
+
+GPU_MODULES = ("ray", "sglang", "slime", "megatron")
+_CREDENTIAL_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+_REEF_CREDENTIALS = ("GUIDANCE_REEF_TOKEN", "WANDB_API_KEY", "HF_TOKEN")
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What the launcher starts: the services together, then the run.  `notes` are lines for the user."""
+
+    services: tuple[ServiceSpec, ...]
+    run_argv: tuple[str, ...]
+    run_env: Mapping[str, str]
+    cwd: Path
+    notes: tuple[str, ...] = ()
+
+
+def plan_from_config(config: RunConfig, environ: Mapping[str, str]) -> LaunchPlan:
+    """The services and the run for these settings."""
+    base = base_environment(config, environ)
+    services: list[ServiceSpec] = []
+    notes: list[str] = []
+    if is_local(config.judge_url):
+        services.append(judge_service(config, base))
+    else:
+        notes.append(f"judge: using {strip_url(config.judge_url)}")
+    if config.executor == "offline":
+        if not is_local(config.backend.base_url):
+            raise ConfigError(
+                f"GUIDANCE_EXECUTOR=offline starts a server on this machine, but GUIDANCE_EXECUTOR_URL names "
+                f"{strip_url(config.backend.base_url)}; use GUIDANCE_EXECUTOR=openai for a remote server"
+            )
+        services.append(executor_service(config, base))
+    else:
+        notes.append(f"executor: using {config.backend.model} at {strip_url(config.backend.base_url)}")
+    services.append(reef_service(config, base))
+    return LaunchPlan(
+        services=tuple(services),
+        run_argv=(sys.executable, str(PROJECT_ROOT / "run.py")),
+        run_env=base,
+        cwd=PROJECT_ROOT,
+        notes=tuple(notes),
+    )
+
+
+def base_environment(config: RunConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every child: the user's own, no model hub, and no proxy for local addresses."""
+    env = {**environ, "PYTHONUNBUFFERED": "1"}
+    env.setdefault("HF_HUB_OFFLINE", "1")  # the model is a local directory; a wrong path must fail at once
+    hosts = [*LOOPBACK_HOSTS]
+    if config.profile == "gpu" and env.get("REEF_INFERENCE_HOST"):
+        hosts.append(env["REEF_INFERENCE_HOST"])
+    for name in ("NO_PROXY", "no_proxy"):
+        present = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+        env[name] = ",".join([*present, *(host for host in hosts if host not in present)])
+    return env
+
+
+def without_credentials(env: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
+    """The environment less every key, token and password: the judge runs strangers' programs."""
+    return {name: value for name, value in env.items() if name in keep or not name.endswith(_CREDENTIAL_ENDINGS)}
+
+
+def judge_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
+    """The embedded judge of the task."""
+    return ServiceSpec(
+        name="judge",
+        argv=judge_argv(
+            config.task, host=host_of(config.judge_url), port=config.judge_port, state_dir=config.state_dir
+        ),
+        env=without_credentials(base),
+        cwd=PROJECT_ROOT,
+        log_path=log_path(config, "judge"),
+        health_url=f"{config.judge_url}/health",
+        ready_timeout_s=JUDGE_READY_S,
+        port_setting=f"GUIDANCE_JUDGE_URL=http://127.0.0.1:{config.judge_port + 1000}",
+        cure="Try the judge alone: .venv/bin/python -m judges --help",
+        reuse_url=f"{config.judge_url}/problems",
+        identity='"problems"',
+    )
+
+
+def executor_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
+    """The offline executor, which needs no model and no key."""
+    url = config.backend.base_url
+    parts = urlsplit(url)
+    port = parts.port or 80
+    return ServiceSpec(
+        name="executor",
+        argv=executor_argv(config.task, host=host_of(url), port=port, task_dir=config.task_dir),
+        env=without_credentials(base),
+        cwd=PROJECT_ROOT,
+        log_path=log_path(config, "executor"),
+        health_url=f"http://{parts.netloc}/health",
+        ready_timeout_s=EXECUTOR_READY_S,
+        port_setting=f"GUIDANCE_EXECUTOR_URL=http://127.0.0.1:{port + 1000}/v1",
+        cure="Try the executor alone: .venv/bin/python -m executors --help",
+        reuse_url=f"{url}/models",
+        identity="offline-catalogue",
+    )
+
+
+def reef_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
+    """Reef with this project's recipe: serves the policy and trains it."""
+    env = without_credentials(base, keep=_REEF_CREDENTIALS) | dict(config.service_environ)
+    gpu = config.profile == "gpu"
+    if gpu:
+        env.setdefault("CUDA_VISIBLE_DEVICES", "0,1")
+    return ServiceSpec(
+        name="reef",
+        argv=(sys.executable, "-m", "reef", "serve", "-c", str(config.config_path)),
+        env=env,
+        cwd=PROJECT_ROOT,
+        log_path=log_path(config, "reef"),
+        health_url=f"{config.service_url}/healthz",
+        ready_timeout_s=REEF_READY_GPU_S if gpu else REEF_READY_S,
+        port_setting=f"GUIDANCE_REEF_PORT={config.reef_port + 1000}",
+        cure=f"Check the config alone: .venv/bin/reef serve -c {config.config_path} --print-config "
+        "(the first lines of the log show the command and its settings)",
+        grace_s=REEF_GRACE_S,
+    )
+
+
+def log_path(config: RunConfig, name: str) -> Path:
+    """Where a service's output goes."""
+    return config.state_dir / "stack" / "logs" / f"{name}.log"
+
+
+def host_of(url: str) -> str:
+    """The address to bind for a local URL."""
+    host = urlsplit(url).hostname or ""
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def is_local(url: str) -> bool:
+    """Whether the URL names this machine's loopback address."""
+    return urlsplit(url).hostname in LOOPBACK_HOSTS
+
+
+def require_profile(config: RunConfig) -> None:
+    """Refuse the GPU profile early, naming what is missing, instead of failing inside Reef an hour later."""
+    if config.profile != "gpu":
+        return
+    missing = [name for name in GPU_MODULES if importlib.util.find_spec(name) is None]
+    if shutil.which("nvidia-smi") is None:
+        missing.insert(0, "an NVIDIA driver (nvidia-smi)")
+    if missing:
+        raise GuidanceError(
+            f"GUIDANCE_PROFILE=gpu needs Reef's Slime runtime; not found here: {', '.join(missing)}. "
+            "Run inside an image that carries it, or use GUIDANCE_PROFILE=local."
+        )
+
+
+def prepare_model(config: RunConfig, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
+    """Make sure that the model directory exists: convert the packaged model, or download on the GPU profile."""
+    path = config.model_path
+    has_config = (path / "config.json").is_file()
+    if has_config and not (path / MARKER_FILE).is_file():
+        return  # the user's own directory
+    if path.name == MODEL_NAME and config.model_name.rsplit("/", 1)[-1] == MODEL_NAME:
+        ensure_policy_model(path.parent, say=say)
+        return
+    if has_config:
+        return
+    if config.profile != "gpu":
+        raise ConfigError(
+            f"the guidance model {config.model_name} is not at {path} (no config.json there); put a Hugging Face "
+            f"directory there, name one with GUIDANCE_MODEL_PATH, or unset GUIDANCE_MODEL for {MODEL_NAME}"
+        )
+    say(f"downloading {config.model_name} to {path}")
+    download = str(Path(sys.executable).with_name("hf"))
+    result = subprocess.run(
+        [download, "download", config.model_name, "--local-dir", str(path)], env=dict(environ), check=False
+    )
+    if result.returncode != 0:
+        raise ModelUnavailable(
+            f"downloading {config.model_name} ended with exit code {result.returncode}. Check the network and "
+            "HF_TOKEN, or download it yourself and set GUIDANCE_MODEL_PATH."
+        )
