@@ -1,0 +1,1 @@
+"""The polyomino-packing judge: place every piece once, without overlap, in the smallest rectangle."""

@@ -1,0 +1,137 @@
+"""The rules of the packing problem: reads what a program printed and says whether it is a packing, and how dense.
+
+It looks at nothing a candidate controls except its standard output, and every sentence it produces is its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from judges.polyomino.pieces import Piece
+
+MAX_SIDE = 4 * 10**12
+MAX_SHIFT = 4 * 10**12
+_INT64 = 1 << 63
+_SEPARATORS = re.compile("[ \t\r\n]+")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+MESSAGE_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input, parsed: its pieces in the order in which placements are printed."""
+
+    pieces: tuple[Piece, ...]
+    cells: int
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The verdict on one output.  `ratio` is filled cells over rectangle area, unrounded, and 0.0 when invalid."""
+
+    valid: bool
+    ratio: float
+    message: str
+
+
+class _Rejected(Exception):
+    """The output breaks a rule; carries the sentence to show."""
+
+
+def parse_case(data: bytes) -> Case:
+    """Read one input file; it is ours, so it is trusted to be well formed."""
+    numbers = [int(word) for word in data.split()]
+    position = 1
+    pieces: list[Piece] = []
+    for _ in range(numbers[0]):
+        size = numbers[position]
+        flat = numbers[position + 1 : position + 1 + 2 * size]
+        pieces.append(tuple(zip(flat[::2], flat[1::2], strict=True)))
+        position += 1 + 2 * size
+    return Case(pieces=tuple(pieces), cells=sum(len(piece) for piece in pieces))
+
+
+def check_output(case: Case, output: bytes) -> CheckResult:
+    """Judge one output: `W H`, then `X Y R F` for every piece, separated by blanks, tabs and line ends only."""
+    words = [word for word in _SEPARATORS.split(output.decode("utf-8", errors="replace")) if word]
+    try:
+        ratio = _check(case, words)
+    except _Rejected as rejected:
+        return CheckResult(valid=False, ratio=0.0, message=str(rejected)[:MESSAGE_CHARS])
+    return CheckResult(valid=True, ratio=ratio, message="")
+
+
+def _check(case: Case, words: Sequence[str]) -> float:
+    stream = iter(words)
+    width = _number(stream, "W", 1, MAX_SIDE)
+    height = _number(stream, "H", 1, MAX_SIDE)
+    placements = [
+        (
+            _number(stream, "X", -MAX_SHIFT, MAX_SHIFT, index),
+            _number(stream, "Y", -MAX_SHIFT, MAX_SHIFT, index),
+            _number(stream, "R", 0, 3, index),
+            _number(stream, "F", 0, 1, index),
+        )
+        for index in range(1, len(case.pieces) + 1)
+    ]
+    surplus = next(stream, None)
+    if surplus is not None:
+        raise _Rejected(f"{_shown(surplus)} follows the last placement; nothing may")
+    area = width * height
+    if area >= _INT64:
+        raise _Rejected(f"W * H = {area} does not fit 64 bits")
+    _place(case, placements, width, height)
+    return case.cells / area
+
+
+def _place(case: Case, placements: Sequence[tuple[int, int, int, int]], width: int, height: int) -> None:
+    taken: set[int] = set()
+    for index, (piece, (shift_x, shift_y, turns, flip)) in enumerate(
+        zip(case.pieces, placements, strict=True), start=1
+    ):
+        for x, y in _turned(piece, turns, flip):
+            column = x + shift_x
+            row = y + shift_y
+            if not (0 <= column < width and 0 <= row < height):
+                raise _Rejected(f"piece {index} covers ({column}, {row}), outside the {width} x {height} rectangle")
+            # One integer per cell is cheaper than a pair; rows never overlap because row < height.
+            cell = column * height + row
+            if cell in taken:
+                raise _Rejected(f"piece {index} overlaps another piece at ({column}, {row})")
+            taken.add(cell)
+
+
+def _turned(piece: Piece, turns: int, flip: int) -> Iterator[tuple[int, int]]:
+    """Reflect first (x becomes -x), then turn clockwise: (x, y) becomes (y, -x)."""
+    for cell_x, y in piece:
+        x = -cell_x if flip else cell_x
+        if turns == 0:
+            yield x, y
+        elif turns == 1:
+            yield y, -x
+        elif turns == 2:
+            yield -x, -y
+        else:
+            yield -y, x
+
+
+def _number(words: Iterator[str], name: str, low: int, high: int, piece: int = 0) -> int:
+    """The next integer, canonical decimal and in range; raises `_Rejected` naming what was expected where."""
+    place = f"{name} of piece {piece}" if piece else name
+    word = next(words, None)
+    if word is None:
+        raise _Rejected(f"the output ends before {place}")
+    if not _INTEGER.fullmatch(word) or word == "-0":
+        raise _Rejected(f"{place} is {_shown(word)}, not a plain decimal integer")
+    value = int(word)
+    if not low <= value <= high:
+        raise _Rejected(f"{place} is {_shown(word)}, outside {low}..{high}")
+    return value
+
+
+def _shown(word: str) -> str:
+    """A candidate's word, cut short and with everything unprintable escaped."""
+    cut = word if len(word) <= 24 else word[:24] + "..."
+    return ascii(cut)
