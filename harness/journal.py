@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -55,10 +55,10 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 class RolloutJournal:
     """An append-only file of records; one process writes it at a time (the state lock sees to that)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, open_file: Callable[[Path], AppendFile] = AppendFile) -> None:
         """Open or create the journal; a line that a crash cut short is removed, any other damage is StateCorrupt."""
         self.path = path
-        self._file = AppendFile(path)
+        self._file = open_file(path)
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._flusher: asyncio.Task[None] | None = None
         self._thread: ThreadPoolExecutor | None = None
