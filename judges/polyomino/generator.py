@@ -1,8 +1,8 @@
 """The project's own 70 cases: deterministic, made on the spot, with the statistics of the official ones.
 
-18 cases have a log-uniform piece count between 100 and 10,000, 52 have 100 to 200 pieces; every piece is drawn uniformly
-from the hole-free pool.  The piece counts are pinned, because the power function behind them may differ in the last bit
-between C libraries, and the whole set is pinned by its hash.
+18 cases have a log-uniform piece count between 100 and 10,000, 52 have 100 to 200 pieces; every piece is drawn
+uniformly from the hole-free pool.  The piece counts are pinned, because the power function behind them may differ in
+the last bit between C libraries, and the whole set is pinned by its hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scores a C++ program on the packing cases: compile once, run every case, check every output.
 
-A submission counts only if every case is valid.  The first case that is not ends it, because the verdict is then certain
-and a program that runs into its time limit on all 70 cases would hold a worker for minutes.
+A submission counts only if every case is valid.  The first case that is not ends it, because the verdict is then
+certain and a program that runs into its time limit on all 70 cases would hold a worker for minutes.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class PolyominoJudge:
             "suite": self._suite.label,
             "suite_sha256": self._suite.sha256,
             "tier": self._sandbox.tier.value,
+            "stage": "compile",
             "case_count": len(numbers),
             "cases": [],
             "skipped": len(numbers),
@@ -114,7 +115,8 @@ class PolyominoJudge:
             "wall_s": round(compiled.wall_s, 4),
         }
         if not compiled.ok:
-            return _rejected(f"compile failed: {compiled.message}", 0.0, artifacts)
+            return _rejected(compiled.message, 0.0, artifacts)
+        artifacts["stage"] = "run"
         reports: list[_CaseReport] = []
         with self._sandbox.executable(compiled.binary) as program:
             for number in numbers:
@@ -159,7 +161,7 @@ class PolyominoJudge:
         )
 
     def _case(self, number: int) -> Case:
-        # Parsing all cases costs a third of a second, so each is parsed when first needed; a repeated parse is harmless.
+        # Parsing all cases takes a while, so each is parsed when first needed; parsing one twice does no harm.
         case = self._cases.get(number)
         if case is None:
             case = self._cases[number] = parse_case(self._suite.inputs[number - 1])

@@ -73,8 +73,8 @@ def load_official_suite(directory: Path, *, accept_changed: bool = False) -> Sui
     found = _directory_sha256(testdata)
     if found != OFFICIAL_SHA256 and not accept_changed:
         raise SuiteError(
-            f"the data in {testdata} hashes to {found} instead of {OFFICIAL_SHA256}, so scores would not be comparable; "
-            "check out the original data, or pass --accept-changed-data to use it as it is"
+            f"the data in {testdata} hashes to {found} instead of {OFFICIAL_SHA256}, so scores would not be "
+            "comparable; check out the original data, or pass --accept-changed-data to use it as it is"
         )
     inputs = _read_inputs(testdata)
     if inputs is None:

@@ -1,0 +1,154 @@
+"""Starts a judge: `python -m judges polyomino --port 8081 --state-dir DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+EXIT_FAILED = 1
+EXIT_ADDRESS = 2
+EXIT_INTERRUPTED = 130
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8081
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line; building it imports nothing heavy, so `--help` is quick."""
+    parser = argparse.ArgumentParser(prog="python -m judges", description="Serve one task's judge over HTTP.")
+    judges = parser.add_subparsers(dest="judge", required=True, metavar="JUDGE")
+    polyomino = judges.add_parser("polyomino", help="polyomino packing: problems 0 (70 cases) and 0-quick (8 cases)")
+    _add_server_options(polyomino)
+    polyomino.add_argument(
+        "--frontiercs-dir",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="score on the official data of this FrontierCS checkout (default: $FRONTIERCS_DIR, else the own case set)",
+    )
+    polyomino.add_argument(
+        "--accept-changed-data",
+        action="store_true",
+        help="use FrontierCS data even if its hash is not the published one",
+    )
+    return parser
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default=DEFAULT_HOST, help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="port, 0 for any free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        default=Path("work/judge"),
+        metavar="DIR",
+        help="where submissions, results and generated cases are kept (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=None,
+        metavar="N",
+        help="submissions judged at once (default: half the cores, because time limits need free cores)",
+    )
+    parser.add_argument("--queue-limit", type=int, default=None, metavar="N", help="submissions that may wait")
+    parser.add_argument(
+        "--unsafe",
+        action="store_true",
+        help="run candidates without isolation when no sandbox works here; for throw-away machines only",
+    )
+
+
+def default_workers() -> int:
+    """Half the cores this process may use, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until told to stop; returns the exit code."""
+    parser = build_parser()
+    options = parser.parse_args(argv)
+    workers = default_workers() if options.workers is None else options.workers
+    if workers < 1:
+        parser.error(f"--workers must be at least 1, got {workers}")
+    if options.queue_limit is not None and options.queue_limit < 1:
+        parser.error(f"--queue-limit must be at least 1, got {options.queue_limit}")
+    from judges.errors import AddressInUse, JudgeError
+
+    # Until the server runs and stops in order by itself, a termination unwinds like Ctrl-C, so that nothing is left.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _serve_polyomino(options, workers)
+    except AddressInUse as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_ADDRESS
+    except JudgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _serve_polyomino(options: argparse.Namespace, workers: int) -> None:
+    import asyncio
+    import logging
+
+    from judges.polyomino.judge import PolyominoJudge
+    from judges.polyomino.suite import Suite, load_official_suite, load_own_suite
+    from judges.sandbox import Tier, open_sandbox
+    from judges.server import DEFAULT_QUEUE_LIMIT, bind, serve
+    from judges.store import SubmissionStore
+
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING)
+
+    def load_suite() -> Suite:
+        official = options.frontiercs_dir or os.environ.get("FRONTIERCS_DIR")
+        if official:
+            return load_official_suite(Path(official), accept_changed=options.accept_changed_data)
+        return load_own_suite(options.state_dir / "polyomino-cases")
+
+    # The address first: it is the most likely thing to be wrong and the cheapest to try.
+    listener = bind(options.host, options.port)
+    try:
+        store = SubmissionStore(options.state_dir)
+        try:
+            suite = load_suite()
+            with open_sandbox(allow_unsafe=options.unsafe) as sandbox:
+                if sandbox.tier is not Tier.CGROUP:
+                    print(
+                        f"warning: sandbox tier is {sandbox.tier.value}; {_WEAKNESS[sandbox.tier.value]}",
+                        file=sys.stderr,
+                    )
+
+                def announce(line: str) -> None:
+                    print(f"{line}, sandbox tier {sandbox.tier.value}, case set {suite.label}", flush=True)
+
+                asyncio.run(
+                    serve(
+                        PolyominoJudge(sandbox, suite),
+                        store,
+                        listener,
+                        workers=workers,
+                        queue_limit=options.queue_limit or DEFAULT_QUEUE_LIMIT,
+                        ready=announce,
+                    )
+                )
+        finally:
+            store.close()
+    finally:
+        listener.close()
+
+
+_WEAKNESS = {
+    "rlimit": "memory and CPU time are limited per process, not for a program as a whole",
+    "unsafe": "candidates run without isolation and can read and write what this user can",
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
