@@ -13,7 +13,8 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from harness.errors import ConfigError, ExecutorUnavailable
 from harness.execution_backends import (
@@ -85,7 +86,7 @@ class ExecutionClient(Protocol):
         """The settings in use."""
         ...
 
-    async def complete(self, prompt: Prompt, *, on_retry: OnRetry | None = None) -> ExecutionReply:
+    async def complete(self, prompt: Prompt) -> ExecutionReply:
         """Ask once; raises `ExecutorUnavailable` when no usable reply came in time."""
         ...
 
@@ -104,13 +105,17 @@ class _AttemptFailed(Exception):
 
 
 class OpenAICompatibleExecutionClient:
-    """Asks an OpenAI-compatible server for programs; use it inside one event loop and `aclose` it.
+    """Asks an OpenAI-compatible server for programs; use as an async context manager or `aclose` it.
 
     The key is read from `environ` under the name that the backend gives, once, here; a missing one is a `ConfigError`.
+    `on_retry` hears, before each wait, the reason and the seconds.
     """
 
-    def __init__(self, backend: ExecutionBackend, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, backend: ExecutionBackend, environ: Mapping[str, str], *, on_retry: OnRetry | None = None
+    ) -> None:
         self._backend = backend
+        self._on_retry = on_retry
         key = _key_of(backend, environ)
         self._redact = Redactor.from_environ(environ, [] if key is None else [key])
         self._client = _new_openai_client(backend, NO_KEY if key is None else key)
@@ -120,26 +125,32 @@ class OpenAICompatibleExecutionClient:
         """The settings in use."""
         return self._backend
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
     async def aclose(self) -> None:
         """Release the connections."""
         await self._client.close()
 
-    async def complete(self, prompt: Prompt, *, on_retry: OnRetry | None = None) -> ExecutionReply:
-        """Ask once, within `timeout_s` in all; `on_retry` hears each reason to wait and how long (seconds)."""
+    async def complete(self, prompt: Prompt) -> ExecutionReply:
+        """Ask once, within the backend's `timeout_s` in all."""
         started = time.monotonic()
         progress = _Progress()
         try:
             async with asyncio.timeout(self._backend.timeout_s):
-                return await self._with_retries(prompt, progress, started, on_retry)
+                return await self._with_retries(prompt, progress, started)
         except TimeoutError:
             why = progress.last_reason or "no answer"
             raise self._unavailable(
                 f"no reply within {self._backend.timeout_s:g} s (attempt {progress.attempts}; last: {why})"
             ) from None
 
-    async def _with_retries(
-        self, prompt: Prompt, progress: _Progress, started: float, on_retry: OnRetry | None
-    ) -> ExecutionReply:
+    async def _with_retries(self, prompt: Prompt, progress: _Progress, started: float) -> ExecutionReply:
         body = self._backend.request_body(prompt)
         while True:
             progress.attempts += 1
@@ -160,8 +171,8 @@ class OpenAICompatibleExecutionClient:
                         f"{reason}; the next attempt would come in {wait_s:g} s, past the deadline of "
                         f"{self._backend.timeout_s:g} s (attempt {progress.attempts})"
                     ) from None
-                if on_retry is not None:
-                    await on_retry(reason, wait_s)
+                if self._on_retry is not None:
+                    await self._on_retry(reason, wait_s)
                 await asyncio.sleep(wait_s)
 
     async def _post(self, body: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from harness.contract import Language
 from harness.fences import Fence, Outline, outline
 from harness.summaries import clean_unicode
 
@@ -76,14 +77,13 @@ def _guidance_error(answer: str) -> str | None:
 
 
 def extract_solution_code(text: str, language: str, *, max_chars: int = MAX_PROGRAM_CHARS) -> SolutionParse:
-    """Take the program out of an executor's reply; `language` is `cpp` or `python`.
+    """Take the program out of an executor's reply; `language` in any spelling that a task contract may use.
 
     The last complete pair of top-level `<solution>` tags is searched (when there is none: the text after an opening tag
     that is never closed, else the whole answer).  Of the fenced blocks there whose label fits the language or is
     absent, the longest is the program.  One of more than `max_chars` characters is refused: it could not be a parent.
     """
-    if language not in _LABELS:
-        raise ValueError(f"language {language!r} is not known; use one of {', '.join(_LABELS)}")
+    language = Language.parse(language).key
     answer = _executor_answer(text.replace("\r\n", "\n"))
     if answer is None:
         return SolutionParse(None, "the thinking part is not closed")

@@ -1,7 +1,7 @@
 """The judge's client: submits a program, waits for its verdict, and tells the judge's faults from the candidate's.
 
-A candidate's fault is a verdict.  A fault of the judge is `JudgeUnavailable` with the submission's id and last status; it
-stops the step.  Time in the judge's queue is not charged to the time limit as long as the judge works on others.
+A candidate's fault is a verdict.  A fault of the judge is `JudgeUnavailable` with the submission's id and last status:
+it stops the step.  Time in the judge's queue is not charged to the time limit as long as the judge works on others.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class JudgeScorer:
 
     `timeout_s` bounds the run (from when the judge says `running`), and the wait of a submission that stays queued at a
     judge that does nothing else; while others run, a submission may queue for `queue_timeout_s` (default: 20 times as
-    long).  `submit_timeout_s` bounds the attempts to hand a program in, `outage_grace_s` the polling of a failing judge.
+    long).  `submit_timeout_s` bounds the attempts to hand a program in, `outage_grace_s` the polling of a dead judge.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Turns a judge's final answer into a verdict, strictly: what is not exactly a number, a flag or an object is refused.
 
-Pure functions.  Three outcomes: a `VerificationResult` about the candidate, an `Inconclusive` answer that is worth asking
-for once more, or `ProtocolFault` for an answer that no judge should give (it stops the step, never becoming a reward).
+Pure functions.  Three outcomes: a `VerificationResult` about the candidate, an `Inconclusive` answer that is worth
+asking for once more, or `ProtocolFault` for an answer that no judge should give (it stops the step).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ProtocolFault(Exception):
 
 @dataclass(frozen=True)
 class Inconclusive:
-    """An answer that says nothing yet: submit up to `attempts` times, then take `fallback` (None: the judge's fault)."""
+    """An answer that says nothing yet: submit up to `attempts` times, then take `fallback` (None: the judge failed)."""
 
     reason: str
     attempts: int
