@@ -6,9 +6,9 @@ owner goes away in any manner, SIGKILL included, that input ends and the guard t
 
     guard.py GRACE_S COMMAND...
 
-SIGTERM, SIGHUP or the end of input: SIGTERM to the command's process group, SIGKILL after GRACE_S seconds (a second
-SIGTERM: at once), then every descendant that is left.  SIGINT: passed on to the command, once per signal.  Exit code:
-the command's; 128 + N when signal N ended it; 127 when it could not be started.
+SIGTERM, SIGHUP or the end of input: SIGTERM to the command's process group, SIGKILL after GRACE_S seconds (SIGQUIT: at
+once), then every descendant that is left.  SIGINT: passed on to the command.  Exit code: the command's; 128 + N when
+signal N ended it; 127 when it could not be started.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Guard:
 
     def __init__(self, argv: list[str], grace_s: float) -> None:
         self._grace_s = grace_s
-        self._stops = 0
+        self._stopping = False
+        self._at_once = False
         self._interrupts = 0
         self._owner_gone = False
         self._status: int | None = None
@@ -69,7 +70,7 @@ class Guard:
         os.set_blocking(wake_write, False)
         os.set_blocking(self._wake_read, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, signal.SIGINT, signal.SIGCHLD):
+        for number in (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         self._child = subprocess.Popen(
             argv,
@@ -83,7 +84,7 @@ class Guard:
         passed_on = 0
         while self._status is None:
             self._wait(1.0)
-            if self._stops or self._owner_gone:
+            if self._stopping or self._owner_gone:
                 self._stop()
                 break
             if self._interrupts > passed_on:
@@ -94,7 +95,9 @@ class Guard:
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if number in STOP_SIGNALS:
-            self._stops += 1
+            self._stopping = True
+        elif number == signal.SIGQUIT:
+            self._stopping = self._at_once = True
         elif number == signal.SIGINT:
             self._interrupts += 1
 
@@ -126,7 +129,7 @@ class Guard:
     def _stop(self) -> None:
         self._signal(-self._child.pid, signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s
-        while self._status is None and self._stops < 2 and (left_s := deadline - time.monotonic()) > 0:
+        while self._status is None and not self._at_once and (left_s := deadline - time.monotonic()) > 0:
             self._wait(min(left_s, 0.5))
         self._signal(-self._child.pid, signal.SIGKILL)
         hard_deadline = time.monotonic() + SWEEP_LIMIT_S
@@ -138,7 +141,7 @@ class Guard:
         start = time.monotonic()
         asked: set[int] = set()
         while (left := descendants(os.getpid())) and time.monotonic() - start < SWEEP_LIMIT_S:
-            polite = time.monotonic() - start < SWEEP_TERM_S and self._stops < 2
+            polite = time.monotonic() - start < SWEEP_TERM_S and not self._at_once
             for pid in left:
                 if not polite:
                     self._signal(pid, signal.SIGKILL)

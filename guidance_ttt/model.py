@@ -237,11 +237,11 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
 
 def _llama_config(fields: dict[str, Any]) -> Any:
-    from transformers import LlamaConfig
-
     architecture = fields.get("general.architecture")
     if architecture != "llama":
         raise ConfigError(f"this conversion handles the architecture 'llama' only, not {architecture!r}")
+    from transformers import LlamaConfig
+
     heads = int(fields["llama.attention.head_count"])
     return LlamaConfig(
         vocab_size=int(fields["llama.vocab_size"]),

@@ -134,7 +134,7 @@ class GuardedProcess:
             self._guard.send_signal(signal.SIGINT)
 
     def terminate(self) -> None:
-        """Ask for a stop; a second call makes it immediate."""
+        """Ask for a stop, with the grace time for the command's own cleaning up."""
         if self.poll() is None:
             self._guard.send_signal(signal.SIGTERM)
 
@@ -146,7 +146,7 @@ class GuardedProcess:
         while self.poll() is None and time.monotonic() < deadline:
             if hurry() and not hurried:
                 hurried = True
-                self.terminate()
+                self._guard.send_signal(signal.SIGQUIT)
             time.sleep(0.02)
         if self.poll() is None:
             self._guard.kill()  # the command has asked the kernel to die with its guard
