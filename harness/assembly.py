@@ -17,6 +17,7 @@ from harness.contract import TaskContract
 from harness.errors import ConfigError
 from harness.execution import OpenAICompatibleExecutionClient
 from harness.grid import Grid
+from harness.http_common import OnRetry
 from harness.lanes import Lane
 from harness.library import ArchiveSettings, GuidanceLibrary
 from harness.policy import GuidanceReply, ReefPolicyClient
@@ -26,7 +27,7 @@ from harness.rollout import Services
 from harness.run_controller import GuidanceRunController
 from harness.run_state import RunStateStore, bind_identity, run_identity
 from harness.scorer import JudgeScorer
-from harness.search import GuidanceSearch
+from harness.search import GuidanceSearch, PromptBuilder
 from harness.state import LibraryEntry
 from harness.training_bridge import ServiceTrainingBridge
 
@@ -77,10 +78,16 @@ async def open_run(
             )
         )
         executor = await stack.enter_async_context(
-            OpenAICompatibleExecutionClient(config.backend, environ, on_retry=_retry_note(progress))
+            OpenAICompatibleExecutionClient(config.backend, environ, on_retry=_retry_note(progress, "executor"))
         )
         client = await stack.enter_async_context(
-            ReefPolicyClient(config.service_url, config.token, config.scenario, timeout_s=config.policy_timeout_s)
+            ReefPolicyClient(
+                config.service_url,
+                config.token,
+                config.scenario,
+                timeout_s=config.policy_timeout_s,
+                on_retry=_retry_note(progress, "policy"),
+            )
         )
         judge = await scorer.health()
         await _require_problem(scorer, problem_id, config.judge_url)
@@ -143,7 +150,7 @@ async def _require_problem(scorer: JudgeScorer, problem_id: str, judge_url: str)
         )
 
 
-def _prompt_builder(config: RunConfig, contract: TaskContract) -> Any:
+def _prompt_builder(config: RunConfig, contract: TaskContract) -> PromptBuilder:
     examples = None
     if config.prompt_style == "few-shot":
         examples = GuidanceExamples.load(config.task_dir / "guidance_examples.json")
@@ -154,8 +161,8 @@ def _prompt_builder(config: RunConfig, contract: TaskContract) -> Any:
     return build
 
 
-def _retry_note(progress: RunProgress) -> Any:
+def _retry_note(progress: RunProgress, service: str) -> OnRetry:
     async def note(reason: str, delay_s: float) -> None:
-        progress.note(f"executor: {reason}; trying again in {delay_s:.0f} s")
+        progress.note(f"{service}: {reason}; trying again in {delay_s:.0f} s")
 
     return note

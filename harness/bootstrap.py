@@ -34,7 +34,9 @@ def load_seed(task_dir: Path, contract: TaskContract, seed_path: Path | None = N
     code = _read(path, "seed program")
     summary = canonical_summary(_read(path.with_suffix(".md"), "seed summary"), code)
     if not summary.text:
-        raise TaskInvalid(f"the seed summary {path.with_suffix('.md')} holds nothing but code; describe the program in words")
+        raise TaskInvalid(
+            f"the seed summary {path.with_suffix('.md')} holds nothing but code; describe the program in words"
+        )
     return SeedProgram(path, code, summary.text)
 
 

@@ -157,7 +157,8 @@ class RunConfig:
             service_url=f"http://127.0.0.1:{yaml.integer('reef', 'port', low=1, high=65535)}",
             token=yaml.text("reef", "token"),
             judge_url=env.url("GUIDANCE_JUDGE_URL", f"http://127.0.0.1:{TASKS[task].judge_port}"),
-            judge_problem_id=env.get("GUIDANCE_SEARCH_PROBLEM") or yaml.optional_text("training", "config", "judge_problem_id"),
+            judge_problem_id=env.get("GUIDANCE_SEARCH_PROBLEM")
+            or yaml.optional_text("training", "config", "judge_problem_id"),
             verifier_timeout_s=env.number("GUIDANCE_VERIFIER_TIMEOUT", TASKS[task].verifier_timeout_s, above=0.0),
             executor=executor,
             backend=_backend(env, executor, limits.executor),
@@ -349,7 +350,9 @@ def _state_token(state_dir: Path) -> str:
         path.touch(mode=0o600)
         path.write_text(token + "\n", encoding="ascii")
     except OSError as error:
-        raise ConfigError(f"the state directory {state_dir} is not writable: {error}; set GUIDANCE_STATE_DIR") from error
+        raise ConfigError(
+            f"the state directory {state_dir} is not writable: {error}; set GUIDANCE_STATE_DIR"
+        ) from error
     return token
 
 

@@ -60,7 +60,7 @@ async def run_episode(config: RunConfig) -> None:
         return
     lab.store.delete_prefix(key)
     agent = {"import_path": AGENT, "model_name": config.model_name}
-    environment = await choose_environment(config.environment, judge_url=config.judge_url)
+    environment = await asyncio.to_thread(choose_environment, config.environment, judge_url=config.judge_url)
     row = await lab.run(str(config.task_dir), agent, key=key, environment=environment)
     if "error" in row.tags:
         raise EpisodeFailed(f"{row.tags['error']}\n  trial: {_local(row.uri)}")

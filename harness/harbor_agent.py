@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,16 @@ from harness.assembly import Run, open_run
 from harness.config import RunConfig
 from harness.contract import TaskContract
 from harness.errors import GuidanceError, StateCorrupt
-from harness.progress import RunProgress
 from harness.rollout import RolloutOutcome
+from harness.progress import RunProgress, utc_now
 from harness.run_controller import RunOutcome
 from harness.storage import write_json, write_text
-from harness.trajectory import RolloutRecord, SubmissionRecord, build_trajectory
+from harness.trajectory import RolloutRecord, SubmissionRecord, TrajectoryTotals, build_trajectory
 
 WORKSPACE = "/workspace"
 
 
-class HarborAgent(BaseAgent):  # type: ignore[misc]  # harbor ships no type information
+class HarborAgent(BaseAgent):
     """Runs the search that the environment (`GUIDANCE_*`) configures."""
 
     SUPPORTS_ATIF = True
@@ -74,8 +73,9 @@ class HarborAgent(BaseAgent):  # type: ignore[misc]  # harbor ships no type info
             agent_version=self.version() or "unknown",
             model_name=config.model_name,
             instruction=instruction,
-            rollouts=[rollout_record(item, outcome) for item in outcome.outcomes],
+            rollouts=[rollout_record(item) for item in outcome.outcomes],
             submission=submission,
+            totals=TrajectoryTotals(context.n_input_tokens, context.n_output_tokens),
         )
         write_json(Path(self.logs_dir) / "trajectory.json", trajectory)
 
@@ -96,9 +96,9 @@ async def submit_best(run: Run, environment: BaseEnvironment) -> SubmissionRecor
     return SubmissionRecord(
         path=target,
         entry_id=best.id,
-        raw_score=best.verifier_raw_score,
+        score=best.verifier_raw_score,
         sha256=hashlib.sha256(best.solution.encode()).hexdigest(),
-        timestamp=_now(),
+        timestamp=utc_now(),
     )
 
 
@@ -117,25 +117,19 @@ def fill_context(context: AgentContext, outcome: RunOutcome) -> None:
     }
 
 
-def rollout_record(item: RolloutOutcome, outcome: RunOutcome) -> RolloutRecord:
+def rollout_record(item: RolloutOutcome) -> RolloutRecord:
     """One rollout as the trajectory shows it."""
-    position = outcome.outcomes.index(item)
-    grid = len(outcome.outcomes) // max(1, outcome.next_step - outcome.start_step)
     return RolloutRecord(
-        step=outcome.start_step + position // max(1, grid),
+        step=item.step,
         group=item.slot.group,
         rollout=item.slot.rollout,
         receipt=item.receipt,
-        guidance=item.guidance.guidance or item.guidance_text,
+        guidance=item.guidance.guidance,
         parent_id=item.parent.node_id,
         status=item.verdict.status,
         score=item.verdict.raw_score,
         reward=item.verdict.reward,
         prompt_tokens=item.prompt_tokens,
         completion_tokens=item.completion_tokens,
-        timestamp=_now(),
+        timestamp=item.finished_at,
     )
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

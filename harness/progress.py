@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.lanes import Lane
+from harness.storage import AppendFile
 
 PLAIN_INTERVAL_S = 20.0
 LIVE_INTERVAL_S = 0.2
@@ -25,10 +26,7 @@ class RunProgress:
     def __init__(self, events_path: Path | None, out: TextIO | None = None, *, score_label: str = "score") -> None:
         self._out = out or sys.stdout
         self._score_label = score_label
-        self._events: TextIO | None = None
-        if events_path is not None:
-            events_path.parent.mkdir(parents=True, exist_ok=True)
-            self._events = events_path.open("a", encoding="utf-8")
+        self._events = AppendFile(events_path) if events_path is not None else None
         self._lanes: Sequence[Lane] = ()
         self._total = 0
         self._done = 0
@@ -42,9 +40,9 @@ class RunProgress:
         """Append one JSON event with the wall-clock time."""
         if self._events is None:
             return
-        record = {"event": name, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
-        self._events.write(json.dumps(record, sort_keys=True, allow_nan=False, default=str) + "\n")
-        self._events.flush()
+        record = {"event": name, "time": utc_now(), **fields}
+        line = json.dumps(record, sort_keys=True, allow_nan=False, default=str) + "\n"
+        self._events.append(line.encode(), durable=False)
 
     def line(self, text: str) -> None:
         """Print one lasting line."""
@@ -129,9 +127,14 @@ def step_line(summary: Mapping[str, Any], total_steps: int, score_label: str) ->
         f"           reward mean {summary['reward_mean']:.3f} max {summary['reward_max']:.3f}  "
         f"guidance {summary['well_formed_guidance']}/{summary['sampled_rollouts']} well-formed  {shown}  "
         f"rollouts {summary['rollout_s']:.0f}s  train {summary['train_s']:.0f}s"
-        + ("  (no learning signal: all groups constant)" if summary["degenerate_step"] else "")
+        + ("  (no learning signal: all groups constant)" if summary["zero_signal"] else "")
     )
 
 
 def _status_order(item: tuple[str, int]) -> tuple[bool, str]:
     return item[0] != "valid", item[0]
+
+
+def utc_now() -> str:
+    """The time as ISO 8601, in UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -56,7 +56,9 @@ def require_step_success(
     trained the base model.
     """
     if actual_rollouts != expected.rollouts:
-        raise TrainingFailed(f"step {expected.step}: {actual_rollouts} rollouts were made, {expected.rollouts} expected")
+        raise TrainingFailed(
+            f"step {expected.step}: {actual_rollouts} rollouts were made, {expected.rollouts} expected"
+        )
     if completed_steps != expected.step + 1:
         raise TrainingFailed(
             f"step {expected.step}: the trainer reports {completed_steps} completed steps, {expected.step + 1} expected"

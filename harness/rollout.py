@@ -18,6 +18,7 @@ from harness.journal import RolloutJournal
 from harness.lanes import Lane
 from harness.parsing import GuidanceParse, extract_solution_code, extract_strict_guidance, extract_terminal_tag_or_none
 from harness.policy import GuidanceReply
+from harness.progress import utc_now
 from harness.prompts import Prompt, build_execution_prompt
 from harness.rollout_log import RolloutProgress
 from harness.scorer import Scorer
@@ -60,6 +61,7 @@ class Parent:
 class RolloutOutcome:
     """A finished rollout: everything needed to archive it and to show it."""
 
+    step: int
     slot: Slot
     parent: Parent
     receipt: str
@@ -70,6 +72,7 @@ class RolloutOutcome:
     verdict: VerificationResult
     prompt_tokens: int
     completion_tokens: int
+    finished_at: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,13 @@ class RolloutRunner:
     """Runs the rollouts of one attempt at one step."""
 
     def __init__(
-        self, services: Services, journal: RolloutJournal, contract: TaskContract, grid: Grid, attempt: Attempt, run_seed: int
+        self,
+        services: Services,
+        journal: RolloutJournal,
+        contract: TaskContract,
+        grid: Grid,
+        attempt: Attempt,
+        run_seed: int,
     ) -> None:
         self._services = services
         self._journal = journal
@@ -110,6 +119,7 @@ class RolloutRunner:
         else:
             verdict = VerificationResult.from_dict(done.verdict["verification"])
         outcome = RolloutOutcome(
+            step=self._attempt.step,
             slot=slot,
             parent=parent,
             receipt=guidance["receipt"],
@@ -120,6 +130,7 @@ class RolloutRunner:
             verdict=verdict,
             prompt_tokens=token_count(guidance["usage"], "prompt_tokens"),
             completion_tokens=token_count(guidance["usage"], "completion_tokens"),
+            finished_at=utc_now(),
         )
         if not done.reported:
             await self._services.policy.report(self.report_body(outcome))
@@ -164,7 +175,9 @@ class RolloutRunner:
     ) -> tuple[str, VerificationResult | None]:
         """The program to judge, or "" with the verdict of a rollout that never reaches the judge."""
         if parsed.guidance is None:
-            return "", VerificationResult.rejected(VerdictStatus.GUIDANCE_FORMAT_ERROR, parsed.error or "malformed guidance")
+            return "", VerificationResult.rejected(
+                VerdictStatus.GUIDANCE_FORMAT_ERROR, parsed.error or "malformed guidance"
+            )
         if execution is None:
             return "", None
         if not execution["text"].strip():

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import StateMismatch, TrainingFailed
+from harness.errors import StateCorrupt, StateMismatch
 from harness.grid import archive_timestep
 from harness.journal import RolloutJournal
 from harness.library import GuidanceLibrary
@@ -69,10 +69,8 @@ class GuidanceRunController:
         state = await self._repair(saved, serving, total_steps)
         while state.next_step < total_steps:
             step = state.next_step
-            with RolloutJournal(self._store.journal_path(step)) as journal:
-                result = await self._search.run_step(
-                    step, journal, load_id=serving.load_id, total_steps=total_steps
-                )
+            async with RolloutJournal(self._store.journal_path(step)) as journal:
+                result = await self._search.run_step(step, journal, load_id=serving.load_id, total_steps=total_steps)
                 self._search.library.save(self._store.library_path)
                 outcomes.extend(result.outcomes)
                 self._progress.waiting_for_training(step)
@@ -80,25 +78,37 @@ class GuidanceRunController:
                 serving = await self._bridge.wait_for_step(step)
                 train_s = time.monotonic() - trained_from
                 state = await self._commit(state, result, serving, train_s, journal, total_steps)
-        return RunOutcome(saved.next_step, state.next_step, tuple(outcomes), tuple(state.step_summaries), serving.load_id)
+        return RunOutcome(
+            saved.next_step, state.next_step, tuple(outcomes), tuple(state.step_summaries), serving.load_id
+        )
 
     async def _repair(self, saved: ResumeState, serving: ServingState, total_steps: int) -> ResumeState:
         """Bring the three positions together, or refuse."""
-        step, archive, reef = saved.next_step, completed_archive_steps(self._search.library), serving.completed_steps
+        step, archive, reef = saved.next_step, completed_archive_steps(self._search), serving.completed_steps
         if archive == step and reef == step:
             return saved
         if reef == step + 1 and archive in (step, step + 1):
-            self._progress.note(f"step {step + 1} was trained but not committed here: finishing it from its journal")
-            with RolloutJournal(self._store.journal_path(step)) as journal:
-                if archive == step + 1:
-                    summary = StepLog.replay(journal.records()).committed_summary()
-                    if summary is None:
-                        raise self._skew(step, archive, reef)
-                    return self._save(saved, summary, total_steps)
+            return await self._finish_trained_step(saved, serving, archive, total_steps)
+        raise self._skew(step, archive, reef)
+
+    async def _finish_trained_step(
+        self, saved: ResumeState, serving: ServingState, archive: int, total_steps: int
+    ) -> ResumeState:
+        """Do what a crash left undone after Reef's commit, using nothing but the step's journal."""
+        step = saved.next_step
+        self._progress.note(f"step {step + 1} was trained but not committed here: finishing it from its journal")
+        async with RolloutJournal(self._store.journal_path(step)) as journal:
+            summary = StepLog.replay(journal.records()).committed_summary()
+            if archive == step + 1 and summary is None:
+                raise self._skew(step, archive, serving.completed_steps)
+            if archive == step:
                 result = await self._search.run_step(step, journal, load_id=None, total_steps=total_steps)
                 self._search.library.save(self._store.library_path)
-                return await self._commit(saved, result, serving, 0.0, journal, total_steps)
-        raise self._skew(step, archive, reef)
+                if summary is None:
+                    return await self._commit(saved, result, serving, 0.0, journal, total_steps)
+                copy_file(self._store.library_path, self._store.committed_path)
+        assert summary is not None
+        return self._save(saved, summary, total_steps)
 
     def _skew(self, step: int, archive: int, reef: int) -> StateMismatch:
         return StateMismatch(
@@ -143,9 +153,12 @@ class GuidanceRunController:
         return advanced
 
 
-def completed_archive_steps(library: GuidanceLibrary) -> int:
-    """How many whole steps an archive holds."""
-    return library.completed_steps()
+def completed_archive_steps(search: GuidanceSearch) -> int:
+    """How many whole steps the archive holds; raises `StateCorrupt` for a part of one."""
+    steps, rest = divmod(search.library.submitted_rollouts, search.grid.size)
+    if rest:
+        raise StateCorrupt(f"the committed archive holds {steps} whole steps and {rest} rollouts of another")
+    return steps
 
 
 def step_summary(
@@ -153,10 +166,8 @@ def step_summary(
 ) -> dict[str, Any]:
     """The part of a step's summary that the search itself knows; JSON values only."""
     verdicts = [outcome.verdict for outcome in result.outcomes]
-    if not verdicts:
-        raise TrainingFailed(f"step {result.step}: the grid holds no rollouts")
     best = library.best_entry()
-    baseline = library.seed_entry().verifier_raw_score if previous_best is None else previous_best
+    baseline = seed_score(library) if previous_best is None else previous_best
     best_score = best.verifier_raw_score if best else None
     found_now = best is not None and best.timestep == archive_timestep(result.step)
     where = None
@@ -171,6 +182,7 @@ def step_summary(
         "valid_rollouts": sum(verdict.valid for verdict in verdicts),
         "statuses": dict(Counter(verdict.status for verdict in verdicts)),
         "well_formed_guidance": sum(outcome.guidance.guidance is not None for outcome in result.outcomes),
+        "zero_signal": zero_signal,
         "degenerate_step": zero_signal or not any(verdict.valid for verdict in verdicts),
         "reward_mean": sum(verdict.reward for verdict in verdicts) / len(verdicts),
         "reward_max": max(verdict.reward for verdict in verdicts),
@@ -181,3 +193,9 @@ def step_summary(
         "prompt_tokens": sum(outcome.prompt_tokens for outcome in result.outcomes),
         "completion_tokens": sum(outcome.completion_tokens for outcome in result.outcomes),
     }
+
+
+def seed_score(library: GuidanceLibrary) -> float | None:
+    """The raw score of the program the search began with."""
+    entry = library.entry_of(library.roots()[0])
+    return entry.verifier_raw_score if entry else None

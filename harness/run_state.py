@@ -112,9 +112,13 @@ class RunStateStore:
         if version != RESUME_FORMAT_VERSION:
             raise StateCorrupt(f"{self.resume_path}: format_version is {version!r}, {RESUME_FORMAT_VERSION} is needed")
         if isinstance(next_step, bool) or not isinstance(next_step, int) or next_step < 1:
-            raise StateCorrupt(f"{self.resume_path}: next_step is {next_step!r}, a whole number of at least 1 is needed")
+            raise StateCorrupt(
+                f"{self.resume_path}: next_step is {next_step!r}, a whole number of at least 1 is needed"
+            )
         if not isinstance(summaries, list) or len(summaries) != next_step:
-            raise StateCorrupt(f"{self.resume_path}: step_summaries must hold one summary for each of {next_step} steps")
+            raise StateCorrupt(
+                f"{self.resume_path}: step_summaries must hold one summary for each of {next_step} steps"
+            )
         return ResumeState(next_step, tuple(summaries))
 
     def save(self, state: ResumeState) -> None:

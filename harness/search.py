@@ -11,18 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from harness.contract import TaskContract
 from harness.errors import GuidanceError, StateMismatch
-from harness.grid import Grid, archive_timestep, group_uid
+from harness.grid import Grid, Slot, archive_timestep, group_uid
 from harness.journal import RolloutJournal
 from harness.lanes import Lane
 from harness.library import GuidanceLibrary
 from harness.progress import RunProgress
 from harness.prompts import Prompt
 from harness.rollout import Attempt, Parent, RolloutOutcome, RolloutRunner, Services
-from harness.rollout_log import StepLog
+from harness.rollout_log import RolloutProgress, StepLog
 from harness.state import LibraryEntry
 
 PromptBuilder = Callable[[LibraryEntry], Prompt]
@@ -70,7 +69,9 @@ class GuidanceSearch:
         """The three lanes, in the order of a rollout."""
         return self._services.policy_lane, self._services.executor_lane, self._services.judge_lane
 
-    async def run_step(self, step: int, journal: RolloutJournal, *, load_id: str | None, total_steps: int) -> StepResult:
+    async def run_step(
+        self, step: int, journal: RolloutJournal, *, load_id: str | None, total_steps: int
+    ) -> StepResult:
         """Run, or finish, the grid of `step` (from 0) under the weights `load_id`; `None` accepts any (a replay).
 
         Raises the first service fault; the journal then holds everything that was finished.
@@ -79,9 +80,7 @@ class GuidanceSearch:
         log = StepLog.replay(journal.records())
         parents = self._parents(step)
         attempt, resumed = await self._attempt(step, journal, log, parents, load_id)
-        runner = RolloutRunner(
-            self._services, journal, self._contract, self.grid, attempt, self._run_seed
-        )
+        runner = RolloutRunner(self._services, journal, self._contract, self.grid, attempt, self._run_seed)
         progress = {slot: log.progress(slot.group, slot.rollout) for slot in self.grid.slots()} if resumed else {}
         finished = sum(done.reported for done in progress.values())
         self._progress.step_started(step, total_steps, self.grid.size, finished, self.lanes)
@@ -127,16 +126,21 @@ class GuidanceSearch:
             )
         number = log.next_attempt()
         await journal.append(
-            {"kind": "attempt", "attempt": number, "step": step, "load_id": load_id, "release_id": None, "parents": chosen}
+            {
+                "kind": "attempt",
+                "attempt": number,
+                "step": step,
+                "load_id": load_id,
+                "release_id": None,
+                "parents": chosen,
+            }
         )
         return Attempt(step, number), False
 
     async def _run_all(
-        self, runner: RolloutRunner, parents: Sequence[Parent], progress: Mapping[Any, Any]
+        self, runner: RolloutRunner, parents: Sequence[Parent], progress: Mapping[Slot, RolloutProgress]
     ) -> list[RolloutOutcome]:
-        from harness.rollout_log import RolloutProgress
-
-        async def one(slot: Any) -> RolloutOutcome:
+        async def one(slot: Slot) -> RolloutOutcome:
             outcome = await runner.run(slot, parents[slot.group], progress.get(slot) or RolloutProgress())
             self._progress.rollout_finished()
             return outcome

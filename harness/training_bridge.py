@@ -108,7 +108,9 @@ class ServiceTrainingBridge:
         outage_grace_s: float = 60.0,
     ) -> None:
         if timeout_s <= 0 or poll_interval_s < 0:
-            raise ValueError(f"timeout_s={timeout_s} must be positive and poll_interval_s={poll_interval_s} not negative")
+            raise ValueError(
+                f"timeout_s={timeout_s} must be positive and poll_interval_s={poll_interval_s} not negative"
+            )
         self._read_status = read_status
         self._scenario = scenario
         self._timeout_s = timeout_s
@@ -130,7 +132,9 @@ class ServiceTrainingBridge:
                 if state.open:
                     return state
                 if time.monotonic() >= deadline:
-                    raise TrainingStalled(f"Reef does not admit requests for {self._scenario!r}: an update is under way")
+                    raise TrainingStalled(
+                        f"Reef does not admit requests for {self._scenario!r}: an update is under way"
+                    )
             await asyncio.sleep(self._poll_interval_s)
 
     async def wait_for_step(self, step: int) -> ServingState:

@@ -33,7 +33,7 @@ def test_a_broken_file_is_refused_with_its_reason(tmp_path: Path, text: str, rea
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_settings(tmp_path / "nowhere.yaml", {})
 
 
