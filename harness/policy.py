@@ -52,6 +52,7 @@ class GuidanceReply:
 @dataclass(frozen=True)
 class _Exchange:
     data: Any
+    code: int
     headers: httpx.Headers
     attempts: int
     elapsed_s: float
@@ -60,8 +61,9 @@ class _Exchange:
 class ReefPolicyClient:
     """One scenario at one Reef service; use as an async context manager or `aclose` it.
 
-    `timeout_s` bounds one guidance request (sampling included); other calls take at most a minute.  A call that fails in
-    transport, with 429 or with 502-504 is repeated up to `max_retries` times.
+    `timeout_s` bounds one guidance request (sampling included); other calls take at most a minute.  A call that fails
+    in transport, with 429 or with 502-504 is repeated up to `max_retries` times; a guidance request also with 409 (Reef
+    is just publishing another adapter), but not when it ran into its time limit.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class ReefPolicyClient:
         }
         if seed is not None:
             body["seed"] = seed
-        exchange = await self._call("POST", "/v1/chat/completions", body, timeout_s=self._timeout_s)
+        exchange = await self._call("POST", "/v1/chat/completions", body, timeout_s=self._timeout_s, sampling=True)
         receipt = exchange.headers.get(RECEIPT_HEADER, "").strip()
         if not receipt:
             raise self._unavailable(f"a guidance reply came without its receipt (header {RECEIPT_HEADER})")
@@ -143,7 +145,7 @@ class ReefPolicyClient:
     async def report(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Report one reward; repeating it with the same `agent_record_id` and body changes nothing.
 
-        Raises ValueError without that id, and `PolicyUnavailable` when Reef refuses (409: the id is taken by another body).
+        Raises ValueError without that id, and `PolicyUnavailable` when Reef refuses (409: the id has another body).
         """
         record_id = body.get("agent_record_id")
         if not isinstance(record_id, str) or not record_id.strip():
@@ -157,11 +159,8 @@ class ReefPolicyClient:
 
     async def ensure_scenario(self) -> bool:
         """Create the scenario unless it is there; True when it is new."""
-        before = await self._call(
-            "POST", "/reef/scenarios", {"name": self._scenario}, timeout_s=max(_CONTROL_TIMEOUT_S, self._timeout_s)
-        )
-        created = self._object(before, "/reef/scenarios").get("created")
-        return created is True
+        path, limit_s = "/reef/scenarios", max(_CONTROL_TIMEOUT_S, self._timeout_s)
+        return (await self._call("POST", path, {"name": self._scenario}, timeout_s=limit_s)).code == 201
 
     async def releases(self) -> list[dict[str, Any]]:
         """The scenario's releases, newest first."""
@@ -173,9 +172,12 @@ class ReefPolicyClient:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float) -> _Exchange:
+    async def _call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float, sampling: bool = False
+    ) -> _Exchange:
         """One exchange with retries; raises `PolicyUnavailable`."""
         started = time.monotonic()
+        retried_codes = _RETRIED_CODES | {409} if sampling else _RETRIED_CODES
         attempt = 0
         while True:
             attempt += 1
@@ -183,18 +185,19 @@ class ReefPolicyClient:
             try:
                 async with asyncio.timeout(timeout_s):
                     response = await self._client.request(method, self._url + path, json=body)
-            except TimeoutError:
-                # Reef may still be sampling; asking again would only add to its load.
-                raise self._unavailable(f"{method} {path}: no answer within {timeout_s:g} s") from None
+            except (TimeoutError, httpx.ReadTimeout):
+                reason = f"{method} {path}: no answer within {timeout_s:g} s"
+                if sampling:
+                    # Reef may still be at it; asking again would only add to its load.
+                    raise self._unavailable(reason) from None
             except httpx.HTTPError as error:
                 reason = f"{method} {path}: {error_words(error)}"
             else:
                 if response.is_success:
-                    return _Exchange(
-                        self._decoded(response, path), response.headers, attempt, time.monotonic() - started
-                    )
+                    data, elapsed_s = self._decoded(response, path), time.monotonic() - started
+                    return _Exchange(data, response.status_code, response.headers, attempt, elapsed_s)
                 reason = f"{method} {path}: HTTP {response.status_code}: {body_words(self._redact(response.text))}"
-                if response.status_code not in _RETRIED_CODES:
+                if response.status_code not in retried_codes:
                     raise self._unavailable(reason)
                 wait_s = retry_after_s(response.headers.get("retry-after"))
             if attempt > self._max_retries:
