@@ -1,7 +1,7 @@
 """Puts one run together from its settings: clients, archive, identity, controller.
 
-Owns the order in which a run comes to life: services are asked first, then the state directory is bound and opened, and only
-then is anything written.
+Owns the order in which a run comes to life: services are asked first, then the state directory is bound and opened,
+and only then is anything written.
 """
 
 from __future__ import annotations

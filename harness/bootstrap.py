@@ -41,7 +41,8 @@ def load_seed(task_dir: Path, contract: TaskContract, seed_path: Path | None = N
 
 
 async def score_seed(seed: SeedProgram, scorer: Scorer) -> VerificationResult:
-    """Measure the seed; raises `SeedRejected` when the judge does not accept it and `JudgeUnavailable` when it cannot say."""
+    """Measure the seed; raises `SeedRejected` when the judge does not accept it and `JudgeUnavailable` when it cannot
+    say."""
     verdict = await scorer.evaluate(seed.code)
     if not verdict.valid or verdict.raw_score is None:
         raise SeedRejected(

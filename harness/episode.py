@@ -80,7 +80,8 @@ def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None)
         "\n".join(
             [
                 "",
-                f"seed           {result['seed_score']:.4f}   ({result['score_label']}, problem {result['search_problem']})",
+                f"seed           {result['seed_score']:.4f}   "
+                f"({result['score_label']}, problem {result['search_problem']})",
                 f"best           {result['best_score']:.4f}   found in step {result['best_step']}",
                 f"Harbor reward  {rewards.get('reward')}   (the task's own verifier)",
                 f"program        {result['program']}",

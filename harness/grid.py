@@ -1,7 +1,7 @@
 """Names and numbers of one step's grid: slots, group ids and random streams.
 
-Everything here is derived from the run seed and the position in the grid, never drawn, so that a resumed step asks for the
-same samples under the same names.
+Everything here is derived from the run seed and the position in the grid, never drawn, so that a resumed step asks
+for the same samples under the same names.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from harness.assembly import Run, open_run
 from harness.config import RunConfig
 from harness.contract import TaskContract
 from harness.errors import GuidanceError, StateCorrupt
-from harness.rollout import RolloutOutcome
 from harness.progress import RunProgress, utc_now
+from harness.rollout import RolloutOutcome
 from harness.run_controller import RunOutcome
 from harness.storage import write_json, write_text
 from harness.trajectory import RolloutRecord, SubmissionRecord, TrajectoryTotals, build_trajectory

@@ -1,7 +1,7 @@
 """What a person and a machine see of a running search: a live line, one line per step, and JSON events.
 
-The live line is drawn in place on a terminal and left out elsewhere (a log would only fill with it); there, a plain line
-appears now and then instead.  Events always go to `events.jsonl`.
+The live line is drawn in place on a terminal and left out elsewhere (a log would only fill with it); there, a plain
+line appears now and then instead.  Events always go to `events.jsonl`.
 """
 
 from __future__ import annotations

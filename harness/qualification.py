@@ -1,7 +1,8 @@
 """The gate a training step must pass before its archive is committed.
 
-The point of the gate is that "the step counter moved" proves nothing: a step that consumed other trajectories, trained the
-base model, or moved no LoRA weight must stop the run, not be built upon.  Pure functions over the reported numbers.
+The point of the gate is that "the step counter moved" proves nothing: a step that consumed other trajectories,
+trained the base model, or moved no LoRA weight must stop the run, not be built upon.  Pure functions over the
+reported numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ LORA_B_L1 = "train/lora_b_l1"
 class ExpectedStep:
     """What the search knows of the step it just reported.
 
-    `step` counts from 0; `rollouts` is the whole grid; `retained` is what training keeps of it (constant groups carry no
-    signal and are dropped; one group stays when all are constant, which is the zero-signal case).
+    `step` counts from 0; `rollouts` is the whole grid; `retained` is what training keeps of it (constant groups carry
+    no signal and are dropped; one group stays when all are constant, which is the zero-signal case).
     """
 
     step: int

@@ -1,7 +1,8 @@
 """One rollout, from asking for guidance to reporting its reward; resumable after every stage.
 
 The order is fixed: a stage's result is in the journal before the next stage's side effect begins, so a killed process
-repeats at most the call that it was in.  What a candidate did wrong becomes a verdict; what a service did wrong is raised.
+repeats at most the call that it was in.  What a candidate did wrong becomes a verdict; what a service did wrong is
+raised.
 """
 
 from __future__ import annotations

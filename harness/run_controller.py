@@ -1,4 +1,5 @@
-"""Drives steps to a durable end: search, training barrier, gate, commit - in an order that every crash leaves resumable.
+"""Drives steps to a durable end: search, training barrier, gate, commit - in an order that every crash leaves
+resumable.
 
 Commit order of a step, after its grid is reported:
 
@@ -8,8 +9,9 @@ Commit order of a step, after its grid is reported:
 4. the archive becomes `committed-library.json`;
 5. `resume-state.json` names the next step.
 
-On start the three positions - archive, resume state, Reef - are compared.  A crash between 2 and 5 leaves Reef (and perhaps
-the archive) one step ahead, which is repaired from the journal without repeating a call.  Any other difference is refused.
+On start the three positions - archive, resume state, Reef - are compared.  A crash between 2 and 5 leaves Reef (and
+perhaps the archive) one step ahead, which is repaired from the journal without repeating a call.  Any other
+difference is refused.
 """
 
 from __future__ import annotations
@@ -112,9 +114,9 @@ class GuidanceRunController:
 
     def _skew(self, step: int, archive: int, reef: int) -> StateMismatch:
         return StateMismatch(
-            f"the parts of {self._store.run_dir.parent} disagree about the number of completed steps: resume state {step}, "
-            f"archive {archive}, Reef {reef}. Either restore the whole state directory from one backup, or choose a new "
-            "GUIDANCE_STATE_DIR to start afresh"
+            f"the parts of {self._store.run_dir.parent} disagree about the number of completed steps: "
+            f"resume state {step}, archive {archive}, Reef {reef}. Either restore the whole state directory "
+            "from one backup, or choose a new GUIDANCE_STATE_DIR to start afresh"
         )
 
     async def _commit(

@@ -1,8 +1,8 @@
 """Who a state directory belongs to, and how far its run has come.
 
 Two small files: `task-identity.json` binds the directory to the settings that decide what a step *means* (task, models,
-grid, learning rate, judge's cases, seed, ...), `resume-state.json` says which step is next.  Settings that only decide how a
-step is carried out (ports, time-outs, concurrency, retries) may change between runs.
+grid, learning rate, judge's cases, seed, ...), `resume-state.json` says which step is next.  Settings that only
+decide how a step is carried out (ports, time-outs, concurrency, retries) may change between runs.
 """
 
 from __future__ import annotations

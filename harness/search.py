@@ -1,7 +1,7 @@
 """One step of the search: pick the parents, run the whole grid, archive the results.
 
-All rollouts are in flight at once, each held back only by its service's lane.  The first fault of a service stops the step
-and cancels the rest; what was already journalled is kept and the step goes on from there next time.
+All rollouts are in flight at once, each held back only by its service's lane.  The first fault of a service stops the
+step and cancels the rest; what was already journalled is kept and the step goes on from there next time.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class GuidanceSearch:
             self._progress.note(f"step {step + 1}: attempt {current.number} is void: {reason}")
         if load_id is None:
             raise StateMismatch(
-                f"Reef has already trained step {step + 1}, but its journal holds no rollouts; restore the state directory "
-                "from a backup or choose a new GUIDANCE_STATE_DIR"
+                f"Reef has already trained step {step + 1}, but its journal holds no rollouts; "
+                "restore the state directory from a backup or choose a new GUIDANCE_STATE_DIR"
             )
         number = log.next_attempt()
         await journal.append(

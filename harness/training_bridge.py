@@ -1,7 +1,7 @@
 """How the search waits for Reef to train, publish and serve one step.
 
-`ServiceTrainingBridge` reads nothing but `/reef/status`.  The rules (what counts as done, as failed, as still waiting) are
-pure functions over that document; the class only polls.
+`ServiceTrainingBridge` reads nothing but `/reef/status`.  The rules (what counts as done, as failed, as still
+waiting) are pure functions over that document; the class only polls.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _preload_reason(status: Mapping[str, Any], scenario: str) -> str:
 class ServiceTrainingBridge:
     """Waits by polling Reef's status document.
 
-    A recorded training error is fatal only once it has stood for `error_grace_s`: Reef retries a failed step by itself a few
-    times.  Polling faults are tolerated for `outage_grace_s` in a row.
+    A recorded training error is fatal only once it has stood for `error_grace_s`: Reef retries a failed step by
+    itself a few times.  Polling faults are tolerated for `outage_grace_s` in a row.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class ServiceTrainingBridge:
                 error_since = self._check_errors(last, step, now, error_since)
             if now >= deadline:
                 raise TrainingStalled(
-                    f"step {step} was not committed within {self._timeout_s:g} s; Reef's last status: {str(dict(last))[:1500]}"
+                    f"step {step} was not committed within {self._timeout_s:g} s; "
+                    f"Reef's last status: {str(dict(last))[:1500]}"
                 )
             await asyncio.sleep(self._poll_interval_s)
 
