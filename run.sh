@@ -17,6 +17,9 @@ Trains a small guidance policy on one task and prints the reward of the best pro
   GUIDANCE_MODEL_PATH    directory of the guidance model (default work/models/<name>)
   GUIDANCE_JUDGE_URL, GUIDANCE_EXECUTOR_URL, GUIDANCE_REEF_PORT
                          addresses (default ports 8081, 8000, 8900)
+  GUIDANCE_JUDGE_ARGS    further options of the judge, e.g. --workers 4
+  GUIDANCE_REUSE_SERVICES=1
+                         use services that run already instead of refusing their ports
   GUIDANCE_PYTHON, GUIDANCE_TORCH_INDEX
                          used by the set-up (see scripts/setup.sh --help)
 

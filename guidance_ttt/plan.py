@@ -6,6 +6,7 @@ The only place that knows both the settings and the other wings' command lines. 
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from harness.errors import ConfigError, GuidanceError
 from harness.redaction import strip_url
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
-JUDGE_READY_S = 60.0
+JUDGE_READY_S = 120.0
 EXECUTOR_READY_S = 60.0
 REEF_READY_S = 300.0
 REEF_READY_GPU_S = 3600.0
@@ -51,7 +52,7 @@ def plan_from_config(config: RunConfig, environ: Mapping[str, str]) -> LaunchPla
     services: list[ServiceSpec] = []
     notes: list[str] = []
     if is_local(config.judge_url):
-        services.append(judge_service(config, base))
+        services.append(judge_service(config, base, split_options(environ, "GUIDANCE_JUDGE_ARGS")))
     else:
         notes.append(f"judge: using {strip_url(config.judge_url)}")
     if config.executor == "offline":
@@ -91,20 +92,27 @@ def without_credentials(env: Mapping[str, str], keep: tuple[str, ...] = ()) -> d
     return {name: value for name, value in env.items() if name in keep or not name.endswith(_CREDENTIAL_ENDINGS)}
 
 
-def judge_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
-    """The embedded judge of the task."""
+def split_options(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Command line options given by one environment variable, quoted as in a shell."""
+    try:
+        return tuple(shlex.split(environ.get(name, "")))
+    except ValueError as error:
+        raise ConfigError(f"{name}={environ[name]!r} cannot be split into options: {error}") from error
+
+
+def judge_service(config: RunConfig, base: Mapping[str, str], options: tuple[str, ...] = ()) -> ServiceSpec:
+    """The embedded judge of the task; `options` are further ones from the user."""
     return ServiceSpec(
         name="judge",
-        argv=judge_argv(
-            config.task, host=host_of(config.judge_url), port=config.judge_port, state_dir=config.state_dir
-        ),
+        argv=judge_argv(config.task, host=host_of(config.judge_url), port=config.judge_port, state_dir=config.state_dir)
+        + options,
         env=without_credentials(base),
         cwd=PROJECT_ROOT,
         log_path=log_path(config, "judge"),
         health_url=f"{config.judge_url}/health",
         ready_timeout_s=JUDGE_READY_S,
         port_setting=f"GUIDANCE_JUDGE_URL=http://127.0.0.1:{config.judge_port + 1000}",
-        cure="Try the judge alone: .venv/bin/python -m judges --help",
+        cure="Options for the judge go into GUIDANCE_JUDGE_ARGS; .venv/bin/guidance-ttt judge runs it alone.",
         reuse_url=f"{config.judge_url}/problems",
         identity='"problems"',
     )
@@ -124,7 +132,7 @@ def executor_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
         health_url=f"http://{parts.netloc}/health",
         ready_timeout_s=EXECUTOR_READY_S,
         port_setting=f"GUIDANCE_EXECUTOR_URL=http://127.0.0.1:{port + 1000}/v1",
-        cure="Try the executor alone: .venv/bin/python -m executors --help",
+        cure="Try it alone with .venv/bin/guidance-ttt executor, or choose another with GUIDANCE_EXECUTOR.",
         reuse_url=f"{url}/models",
         identity="offline-catalogue",
     )

@@ -104,6 +104,13 @@ def test_another_executor_and_a_judge_elsewhere_are_named_without_secrets_and_no
     )
 
 
+def test_further_options_of_the_judge_are_split_as_in_a_shell(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, GUIDANCE_JUDGE_ARGS="--workers 2 --frontiercs-dir '/a b'")
+    assert service(plan, "judge").argv[-4:] == ("--workers", "2", "--frontiercs-dir", "/a b")
+    with pytest.raises(ConfigError, match="GUIDANCE_JUDGE_ARGS"):
+        plan_of(tmp_path, GUIDANCE_JUDGE_ARGS="'")
+
+
 def test_the_offline_executor_cannot_be_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"GUIDANCE_EXECUTOR_URL names http://elsewhere:8000/v1"):
         plan_of(tmp_path, GUIDANCE_EXECUTOR_URL="http://elsewhere:8000/v1")
