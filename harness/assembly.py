@@ -145,7 +145,8 @@ async def _require_problem(scorer: JudgeScorer, problem_id: str, judge_url: str)
     problems = await scorer.problems()
     if problem_id not in problems:
         raise ConfigError(
-            f"the judge at {judge_url} has no problem {problem_id!r} (it has: {', '.join(sorted(problems)) or 'none'}); "
+            f"the judge at {judge_url} has no problem {problem_id!r} "
+            f"(it has: {', '.join(sorted(problems)) or 'none'}); "
             "set GUIDANCE_SEARCH_PROBLEM or start the task's judge"
         )
 
