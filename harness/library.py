@@ -50,7 +50,7 @@ class GuidanceLibrary:
     @classmethod
     def from_seed(cls, settings: ArchiveSettings, seed: LibraryEntry, *, run_seed: int) -> Self:
         """Start an archive with one replica of the judged seed per group; SeedRejected unless the judge accepted it."""
-        if not seed.archivable or not seed.solution.strip():
+        if not seed.archivable or not seed.has_program:
             raise SeedRejected(
                 f"the seed program cannot start a search: status {seed.verifier_status}, raw score "
                 f"{seed.verifier_raw_score}, {len(seed.solution)} characters of code; {seed.verifier_message}"
@@ -139,7 +139,7 @@ class GuidanceLibrary:
 
     def _has_program(self, node: LibraryNode) -> bool:
         entry = self._state.entry_of(node)
-        return entry is not None and bool(entry.solution.strip())
+        return entry is not None and entry.has_program
 
     def _known_parent(
         self, uid: str, group: GroupRecord, limit: int | None, require_solution: bool

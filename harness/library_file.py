@@ -52,7 +52,7 @@ def read_seed_entry(path: Path) -> LibraryEntry:
     state = read_archive(path)
     for node in state.ordered_nodes():
         entry = state.entry_of(node)
-        if node.is_root and entry is not None and entry.solution.strip():
+        if node.is_root and entry is not None and entry.has_program:
             return entry
     raise StateCorrupt(f"{path} has no root with a program, so it cannot seed a search")
 

@@ -164,7 +164,9 @@ class _Builder:
     def _close(self, record: Record, *, void_reason: str | None = None, summary: Record | None = None) -> None:
         index = self._index(record)
         known = self.attempts[index]
-        if known.void_reason is None and known.summary is None:
+        fresh = known.void_reason is None and known.summary is None
+        # A crash right after this line makes the next run commit again, with other timings in its summary.
+        if fresh or (known.committed and summary is not None):
             self.attempts[index] = replace(known, void_reason=void_reason, summary=summary)
         elif (known.void_reason, known.summary) != (void_reason, summary):
             raise ValueError(f"attempt {known.number} was already closed in another way")

@@ -179,6 +179,11 @@ class LibraryEntry:
         """Whether the archive may hold this candidate as a node: accepted by the judge, with a measured score."""
         return self.verifier_status == VerdictStatus.VALID and self.verifier_raw_score is not None
 
+    @property
+    def has_program(self) -> bool:
+        """Whether there is any code; cheap, because selection asks it of every state."""
+        return self.solution != "" and not self.solution.isspace()
+
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as `library.json` holds it."""
         return _shallow_dict(self)

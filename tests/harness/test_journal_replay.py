@@ -66,6 +66,7 @@ COMMITTED = {"v": 1, "kind": "committed", "attempt": 1, "summary": {"step": 3}}
         ([OPEN, VOID, attempt(2, step=4)], "attempt 2 of step 4 follows"),
         ([OPEN, VOID, {**VOID, "reason": "else"}], "already closed"),
         ([OPEN, COMMITTED, VOID], "already closed"),
+        ([OPEN, VOID, COMMITTED], "already closed"),
         ([OPEN, COMMITTED, GUIDED], "guidance after the attempt was committed"),
         ([OPEN, {**COMMITTED, "summary": None}], "summary must be an object"),
         ([attempt(parents=[])], "parents must be a list"),
@@ -133,3 +134,8 @@ def test_unknown_kinds_are_ignored() -> None:
 def test_a_committed_step_gives_its_summary_back() -> None:
     log = StepLog.replay([OPEN, GUIDED, EXECUTED, JUDGED, REPORTED, COMMITTED, REPORTED])
     assert log.committed_summary() == {"step": 3}
+
+
+def test_a_step_committed_again_after_a_crash_keeps_the_later_summary() -> None:
+    log = StepLog.replay([OPEN, COMMITTED, {**COMMITTED, "summary": {"step": 3, "elapsed_s": 2.0}}])
+    assert log.committed_summary() == {"step": 3, "elapsed_s": 2.0}

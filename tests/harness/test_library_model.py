@@ -139,10 +139,17 @@ def searches(draw: st.DrawFn) -> dict[str, Any]:
         "cap": draw(st.integers(-1, 7)),
         "topk": draw(st.integers(-1, 3)),
         "direction": draw(st.sampled_from(["max", "min"])),
+        "late": [draw(st.booleans()) for _ in range(steps)],
         "seed": draw(st.integers(0, 5)),
         "orders": [draw(st.permutations(range(groups))) for _ in range(steps)],
         "replies": [draw(step) for _ in range(steps)],
     }
+
+
+def acquire(library: GuidanceLibrary, slow: SlowArchive, uid: str, limit: int) -> None:
+    chosen = library.acquire_group(uid, visible_timestep_exclusive=limit)
+    assert chosen.id == slow.acquire(uid, limit)
+    assert library.acquire_group(uid, visible_timestep_exclusive=limit) is chosen
 
 
 def compare(library: GuidanceLibrary, slow: SlowArchive) -> None:
@@ -181,13 +188,14 @@ def test_selection_counting_and_pruning_agree_with_the_slow_rules(search: dict[s
     with TemporaryDirectory() as folder:
         path = Path(folder) / "library.json"
         for number, (order, replies) in enumerate(zip(search["orders"], search["replies"], strict=True), start=1):
-            for group in range(search["groups"]):
-                uid = f"{number}:{group}"
-                chosen = library.acquire_group(uid, visible_timestep_exclusive=number)
-                assert chosen.id == slow.acquire(uid, number)
-                assert library.acquire_group(uid, visible_timestep_exclusive=number) is chosen
+            late = search["late"][number - 1]
+            if not late:
+                for group in range(search["groups"]):
+                    acquire(library, slow, f"{number}:{group}", number)
             left = iter(replies)
             for group in order:
+                if late:
+                    acquire(library, slow, f"{number}:{group}", number)
                 for rollout in range(search["rollouts"]):
                     status, raw, code = next(left)
                     uid, entry_id = f"{number}:{group}", f"e-{number}-{group}-{rollout}"
