@@ -18,7 +18,7 @@ from harness.config import RunConfig
 from harness.contract import load_task
 from harness.environment_choice import choose_environment
 from harness.errors import GuidanceError
-from harness.storage import StateLock, read_json_object, write_json
+from harness.storage import StateLock, clean_stray_temp_files, read_json_object, write_json
 
 EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 AGENT = "harness.harbor_agent:HarborAgent"
@@ -34,6 +34,7 @@ def main(environ: Mapping[str, str]) -> int:
         config = RunConfig.load(environ)
         load_task(config.task_dir)
         with StateLock(config.run_dir):
+            clean_stray_temp_files(config.run_dir)
             asyncio.run(_interruptible(run_episode(config)))
     except GuidanceError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -26,7 +26,7 @@ class RunProgress:
     def __init__(self, events_path: Path | None, out: TextIO | None = None, *, score_label: str = "score") -> None:
         self._out = out or sys.stdout
         self._score_label = score_label
-        self._events = AppendFile(events_path) if events_path is not None else None
+        self._events = open_events(events_path) if events_path is not None else None
         self._lanes: Sequence[Lane] = ()
         self._total = 0
         self._done = 0
@@ -106,6 +106,15 @@ class RunProgress:
         if self._live and self._drawn:
             self._out.write("\r" + " " * self._drawn + "\r")
             self._drawn = 0
+
+
+def open_events(path: Path) -> AppendFile:
+    """The event log, without a last line that a killed process left unfinished."""
+    events = AppendFile(path)
+    complete_bytes = events.read().rfind(b"\n") + 1
+    if complete_bytes < events.size_bytes:
+        events.truncate(complete_bytes)
+    return events
 
 
 def step_line(summary: Mapping[str, Any], total_steps: int, score_label: str) -> str:
