@@ -85,7 +85,10 @@ def _finished(answer: Mapping[str, Any]) -> VerificationResult | Inconclusive:
 
 def _rejection(answer: Mapping[str, Any]) -> VerificationResult | Inconclusive:
     message = _text(answer, "message", "error") or "rejected without a reason"
-    artifacts = {**_facts(answer), "judge_logs": _tail(_text(answer, "logs", "stderr"), MAX_LOG_CHARS)}
+    given = answer.get("artifacts")
+    artifacts = {**(given if isinstance(given, dict) else {}), **_facts(answer)}
+    if logs := _text(answer, "logs", "stderr"):
+        artifacts["judge_logs"] = _tail(logs, MAX_LOG_CHARS)
     if not {"message", "valid", "failureDomain"} & set(answer) and message.startswith("Error:"):
         try:
             return _verdict(False, 0.0, None, candidate_error(message), artifacts)

@@ -282,7 +282,9 @@ async def test_an_invalid_program_is_never_valid_and_earns_only_with_partial_rew
 
 
 async def test_a_rejection_is_a_verdict_with_its_message_and_logs() -> None:
-    result = await verdict(judge({"status": "error", "valid": False, "message": "compile error", "stderr": "line 1"}))
+    rejected = {"status": "error", "valid": False, "message": "compile error", "stderr": "line 1"}
+    result = await verdict(judge(rejected | {"artifacts": {"suite": "s"}}))
+    assert result.artifacts["suite"] == "s"
     assert (result.status, result.reward, result.raw_score) == ("invalid", 0.0, None)
     assert (result.message, result.artifacts["judge_logs"]) == ("compile error", "line 1")
 
