@@ -1,7 +1,8 @@
 """The run as an ATIF document (Agent Trajectory Interchange Format 1.7), which `harbor view` shows.
 
-One agent step per rollout: the guidance is the message, the receipt and the scores stand in `extra`.  The last step is the
-submission, which calls no model.  Token ids are left out on purpose: thousands of rollouts would make the file unreadable.
+One agent step per rollout: the guidance is the message, the receipt and the scores stand in `extra`.  The last step is
+the submission, which calls no model.  Token ids are left out on purpose: thousands of rollouts would make the file
+unreadable.
 Plain dictionaries only, so this module needs neither Harbor nor a task.
 """
 
@@ -59,7 +60,7 @@ class RolloutRecord:
 
 @dataclass(frozen=True)
 class SubmissionRecord:
-    """The program handed to the grader: where it was written, which archive entry it is, and its score in the search."""
+    """The program handed to the grader: where it was written, which archive entry it is, its score in the search."""
 
     path: str
     entry_id: str

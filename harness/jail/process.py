@@ -9,6 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import IO, Protocol
 
 from harness.jail.tools import HOST_PATH
@@ -89,8 +90,8 @@ async def run_jail(
         TimeoutError: it ran longer than `timeout_s` seconds.
     """
     watch = _DeathWatch()
-    try:
-        process = await asyncio.create_subprocess_exec(
+    spawning = asyncio.create_task(
+        asyncio.create_subprocess_exec(
             *make_argv(watch.status_fd),
             stdin=stdin if stdin is not None else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -100,18 +101,19 @@ async def run_jail(
             pass_fds=(*pass_fds, watch.status_fd),
             start_new_session=True,
         )
-    except BaseException:
-        watch.close()
-        raise
-    assert process.stdout is not None
-    assert process.stderr is not None
-    streams = [asyncio.create_task(_drain(s, k)) for s, k in ((process.stdout, stdout), (process.stderr, stderr))]
+    )
+    streams: list[asyncio.Task[None]] = []
     try:
         async with asyncio.timeout(timeout_s):
+            # Shielded: a start that is cancelled half-way would leave a process that nobody knows.
+            process = await asyncio.shield(spawning)
+            for stream, sink in ((process.stdout, stdout), (process.stderr, stderr)):
+                assert stream is not None
+                streams.append(asyncio.create_task(_drain(stream, sink)))
             await asyncio.gather(*streams)
             return await process.wait()
     finally:
-        await asyncio.shield(_bury(process, streams, watch))
+        await asyncio.shield(_bury(spawning, streams, watch))
 
 
 async def _drain(stream: asyncio.StreamReader, sink: Sink) -> None:
@@ -119,16 +121,30 @@ async def _drain(stream: asyncio.StreamReader, sink: Sink) -> None:
         await sink.write(chunk)
 
 
-async def _bury(process: asyncio.subprocess.Process, streams: list[asyncio.Task[None]], watch: _DeathWatch) -> None:
+async def _discard(stream: asyncio.StreamReader) -> None:
+    while await stream.read(_CHUNK_BYTES):
+        pass
+
+
+async def _bury(
+    spawning: asyncio.Task[asyncio.subprocess.Process], streams: list[asyncio.Task[None]], watch: _DeathWatch
+) -> None:
     """Kill what is left, reap it, and wait until the jail's first process (and so all others) is gone."""
     try:
+        try:
+            process = await spawning
+        except OSError:
+            return  # nothing was started; the caller gets this error already
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        watch.kill()
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
+        # Whatever nobody read any more has to be read: asyncio reports the end of a process after that of its pipes.
+        rest = (_discard(stream) for stream in (process.stdout, process.stderr) if stream is not None)
+        await asyncio.gather(process.wait(), *rest)
         await watch.wait()
     finally:
         watch.close()
@@ -137,7 +153,9 @@ async def _bury(process: asyncio.subprocess.Process, streams: list[asyncio.Task[
 class _DeathWatch:
     """Follows the first process of the jail's pid namespace; the kernel ends it only after all others there.
 
-    Bubblewrap itself is gone earlier: it hands on the exit status, and its death then kills the namespace.
+    Bubblewrap itself is gone earlier: it hands on the exit status, and its death then kills the namespace.  There is a
+    moment during start-up in which that does not work yet: the first process has left bubblewrap's process group but
+    has not asked to die with it.  Its number is reported before that moment, so it can be killed directly.
     """
 
     def __init__(self) -> None:
@@ -149,14 +167,26 @@ class _DeathWatch:
     def _on_status(self) -> None:
         """Opened at once, while the number cannot mean another process yet."""
         with contextlib.suppress(OSError):
-            if match := _CHILD_PID.search(os.read(self._read_fd, 4096)):
-                self._loop.remove_reader(self._read_fd)
-                self._pid_fd = os.pidfd_open(int(match[1]))
+            match = _CHILD_PID.search(os.read(self._read_fd, 4096))
+            if match is None:
+                return
+            self._loop.remove_reader(self._read_fd)
+            pid_fd = os.pidfd_open(int(match[1]))
+            if _is_first_of_namespace(int(match[1])):
+                self._pid_fd = pid_fd
+            else:
+                os.close(pid_fd)
+
+    def kill(self) -> None:
+        """Kill the jail's first process if there is one."""
+        if self._pid_fd is None:
+            self._on_status()
+        if self._pid_fd is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pid_fd, signal.SIGKILL)
 
     async def wait(self) -> None:
         """Return when the jail is empty; gives up after a few seconds (a process stuck in the kernel)."""
-        if self._pid_fd is None:
-            self._on_status()
         if self._pid_fd is None:
             return
         gone = asyncio.Event()
@@ -171,3 +201,10 @@ class _DeathWatch:
         for descriptor in (self._read_fd, self.status_fd, self._pid_fd):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def _is_first_of_namespace(pid: int) -> bool:
+    """Guards against a number that was reused meanwhile: our target is number 1 in a namespace below this one."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    numbers = next((line.split()[1:] for line in text.splitlines() if line.startswith("NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] == "1"
