@@ -167,6 +167,7 @@ class RolloutRunner:
             model=reply.model,
             attempts=reply.attempts,
             elapsed_s=reply.elapsed_s,
+            cost_usd=reply.cost_usd,
         )
         await self._journal.append(record)
         return record
@@ -182,7 +183,7 @@ class RolloutRunner:
         if execution is None:
             return "", None
         if not execution["text"].strip():
-            reason = f"the executor returned no final content (finish_reason={execution['finish_reason']})"
+            reason = f"no final content (finish={execution['finish_reason'] or 'unknown'})"
             return "", VerificationResult.rejected(VerdictStatus.EMPTY_RESPONSE, reason)
         solution = extract_solution_code(execution["text"], self._contract.solution_language)
         if solution.code is None:
