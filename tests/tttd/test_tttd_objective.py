@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -72,7 +73,7 @@ def test_advantages_do_not_depend_on_the_scale_or_offset_of_rewards(
 @given(groups)
 def test_better_rewards_never_get_smaller_advantages(rewards: list[float]) -> None:
     pairs = sorted(zip(rewards, entropic_advantages(rewards), strict=True))
-    assert all(low[1] <= high[1] for low, high in zip(pairs, pairs[1:], strict=False))
+    assert all(low[1] <= high[1] for low, high in itertools.pairwise(pairs))
 
 
 def trajectory(reward: float, group: str) -> TrajectoryItem:
