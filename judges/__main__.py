@@ -117,8 +117,8 @@ def _serve_polyomino(options: argparse.Namespace, workers: int) -> None:
     try:
         store = SubmissionStore(options.state_dir)
         try:
-            suite = load_suite()
             with open_sandbox(allow_unsafe=options.unsafe) as sandbox:
+                suite = load_suite()
                 if sandbox.tier is not Tier.CGROUP:
                     print(
                         f"warning: sandbox tier is {sandbox.tier.value}; {_WEAKNESS[sandbox.tier.value]}",

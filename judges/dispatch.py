@@ -105,7 +105,7 @@ class Dispatcher:
             result = fault_result(f"{type(error).__name__}: {error}")
         try:
             await self.stored(self._store.finish, sid, result)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             await self.stored(self._store.finish, sid, fault_result(f"the verdict is not strict JSON: {error}"))
 
     async def stop(self) -> None:

@@ -80,10 +80,6 @@ class Judge(Protocol):
         """Kill what runs; `judge` calls in progress end soon with `SandboxStopped`."""
         ...
 
-    def close(self) -> None:
-        """Give back every resource."""
-        ...
-
 
 def verdict_result(verdict: Verdict) -> dict[str, Any]:
     """The final result for a verdict; one with an impossible score becomes an infrastructure fault."""

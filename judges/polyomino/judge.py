@@ -93,9 +93,6 @@ class PolyominoJudge:
     def stop(self) -> None:
         self._sandbox.stop()
 
-    def close(self) -> None:
-        self._sandbox.close()
-
     def judge(self, submission: Submission) -> Verdict:
         numbers = self._suite.case_numbers(submission.pid)
         artifacts: dict[str, Any] = {

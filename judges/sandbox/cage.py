@@ -57,19 +57,19 @@ class Cage(Protocol):
         ...
 
 
-def kill_all(members: Callable[[], Sequence[int]], what: str) -> None:
+def kill_all(members: Callable[[], Sequence[int]], what: str, deadline_s: float = KILL_DEADLINE_S) -> None:
     """Send SIGKILL to whatever `members()` lists until it lists nothing.
 
     Repeats because a process may have been forking while the list was read.
     """
-    deadline = time.monotonic() + KILL_DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     pause_s = 0.0005
     while pids := members():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise SandboxFault(f"{what}: processes {list(pids)[:5]} survived SIGKILL for {KILL_DEADLINE_S:.0f} s")
+            raise SandboxFault(f"{what}: processes {list(pids)[:5]} survived SIGKILL for {deadline_s:g} s")
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 0.02)
 

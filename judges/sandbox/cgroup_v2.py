@@ -123,7 +123,7 @@ class GroupV2:
     def prepare(self, limits: Limits) -> None:
         """Create the directory and write the limits."""
         try:
-            self._directory.mkdir()
+            self._directory.mkdir(exist_ok=True)
         except OSError as error:
             raise SandboxFault(f"cannot make control group {self._directory}: {error.strerror or error}") from error
         write_checked(self._directory / "memory.max", limits.memory_bytes)

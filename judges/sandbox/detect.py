@@ -75,6 +75,7 @@ def open_sandbox(
     cgroup_root: Path = CGROUP_ROOT,
     only: Tier | None = None,
     scratch_parent: Path | None = None,
+    tools: Tools | None = None,
 ) -> Sandbox:
     """The best sandbox that really contains programs on this machine; the caller closes it.
 
@@ -83,7 +84,7 @@ def open_sandbox(
     single tier.
     """
     find_compiler()
-    tools = Tools.find()
+    tools = tools or Tools.find()
     host_uid = NOBODY if os.geteuid() == 0 else None
     tiers = [only] if only is not None else [Tier.CGROUP, Tier.RLIMIT, *([Tier.UNSAFE] if allow_unsafe else [])]
     reasons: list[str] = []

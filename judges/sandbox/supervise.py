@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from judges.errors import SandboxFault, SandboxStopped
@@ -31,6 +32,7 @@ class Supervisor:
     status_fd: int | None
     """Read end of the pipe on which the jail reports the exit code; None where there is no jail."""
     stopping: threading.Event
+    measure_wait_s: Callable[[Sequence[int]], float] = core_wait_s
     started: float = field(default_factory=time.monotonic)
     _stdout: bytearray = field(default_factory=bytearray)
     _stderr: bytearray = field(default_factory=bytearray)
@@ -106,7 +108,7 @@ class Supervisor:
         if self._cpu_s > self.limits.cpu_s:
             self._verdict = Status.TIME_LIMIT
         elif wall_s > self.limits.wall_s:
-            self._core_wait_s = core_wait_s(self.cage.processes())
+            self._core_wait_s = self.measure_wait_s(self.cage.processes())
             if wall_s - self._core_wait_s > self.limits.wall_s:
                 self._verdict = Status.TIME_LIMIT
             elif wall_s > self.limits.wall_s * WALL_HARD_FACTOR:
