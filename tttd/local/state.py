@@ -12,7 +12,6 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 from threading import RLock
 
@@ -57,8 +56,8 @@ class StateDirectory:
                 f"the state directory {self.root} is in use by another running service; stop it first"
             ) from None
         try:
-            self._remove_leftovers()
             self.loads = LoadTable(self.root / "loads.json", identity)
+            self._remove_leftovers()
         except BaseException:
             self._lock_file.close()
             raise
@@ -104,18 +103,18 @@ class StateDirectory:
             publish_folder(staging, folder)
         return checkpoint_id
 
-    def prune(self, *, keep: Iterable[str] = ()) -> None:
-        """Delete the checkpoints of old loads; `keep` names further ones that must stay."""
-        kept = {*keep, *self.loads.newest(KEPT_LOADS)}
-        for folder in self._checkpoints.iterdir():
-            if folder.name not in kept and not folder.name.startswith("."):
-                shutil.rmtree(folder, ignore_errors=True)
+    def prune(self) -> None:
+        """Delete the checkpoints of old loads; candidates that were never loaded stay until the next start."""
+        kept = set(self.loads.newest(KEPT_LOADS))
+        for checkpoint_id in self.loads.all() - kept - {BASE_CHECKPOINT}:
+            shutil.rmtree(self.checkpoint_path(checkpoint_id), ignore_errors=True)
 
     def _remove_leftovers(self) -> None:
+        """What a killed process left behind: unfinished files, and candidates that nothing refers to any more."""
+        kept = set(self.loads.newest(KEPT_LOADS))
         for folder in self._checkpoints.iterdir():
-            complete = (folder / MANIFEST_FILE).exists() and not folder.name.startswith(".")
-            if not complete:
-                logger.info("removing the unfinished checkpoint %s", folder.name)
+            if folder.name not in kept or not (folder / MANIFEST_FILE).exists():
+                logger.info("removing the left-over checkpoint %s", folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
         for path in self.root.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -155,6 +154,11 @@ class LoadTable:
         with self._lock:
             published = [] if self.published is None else [self.checkpoint_of(self.published)]
             return [*self._checkpoints[-count:], *published]
+
+    def all(self) -> set[str]:
+        """Every checkpoint that was ever loaded."""
+        with self._lock:
+            return set(self._checkpoints)
 
     def mint(self, checkpoint_id: str) -> str:
         """A new load id for a checkpoint."""
