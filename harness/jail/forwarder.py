@@ -21,6 +21,7 @@ from typing import Any
 
 _CHUNK_BYTES = 65536
 _CONNECT_TIMEOUT_S = 10.0
+_FIRST_OPEN_PORT = 1024
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -42,12 +43,16 @@ def parse_forwards(table: Mapping[str, str]) -> tuple[Forward, ...]:
     """Read `{"host:port": "host:port"}`; hosts get the addresses 127.0.0.1, 127.0.0.2, ... in order of appearance.
 
     Raises:
-        ValueError: an entry is not of that form; the message shows it.
+        ValueError: an entry is not of that form, or the jail could not listen on its port; the message shows it.
     """
     forwards: list[Forward] = []
     addresses: dict[str, str] = {}
     for name, upstream in table.items():
         host, port = split_endpoint(name)
+        if port < _FIRST_OPEN_PORT:
+            raise ValueError(
+                f"the forward {name!r} needs a port of {_FIRST_OPEN_PORT} or above: a jail has no privileges"
+            )
         upstream_host, upstream_port = split_endpoint(upstream)
         host = host.lower()
         address = addresses.setdefault(host, str(ipaddress.IPv4Address("127.0.0.1") + len(addresses)))

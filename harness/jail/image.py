@@ -2,7 +2,8 @@
 
 Who owns what matters.  `/` is sticky and its system entries belong to the harness's account, so jailed code may add
 top-level directories (`/tests`, `/workspace`, ...) but cannot replace `/lib64`, `/etc` or a mount point: an earlier
-command plants no loader or preload file for a later one.  All else belongs to the account that jails run as.
+command plants no loader or preload file for a later one.  All else belongs to the account that jails run as.  (Where
+the harness is an ordinary user both are the same account, and jailed code can spoil its own tree, not the host.)
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def apply_dockerfile(directory: Path, root: Path, logger: logging.Logger) -> Ima
             case "ENV":
                 recipe.env.update(_env_items(rest))
             case "USER":
-                recipe.user = rest.partition(":")[0]
+                recipe.user = _known_user(rest.partition(":")[0], logger)
             case "COPY" | "ADD":
                 _copy(directory, root, recipe.workdir, rest, logger)
             case "RUN":
@@ -147,6 +148,14 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
 
 def _absolute(workdir: str, path: str) -> str:
     return os.path.normpath(PurePosixPath(workdir) / path.strip("\"'"))
+
+
+def _known_user(name: str, logger: logging.Logger) -> str:
+    """An account that a RUN line would have made does not exist here."""
+    if name in USERS or name.isdigit():
+        return name
+    logger.warning("no image is built here, so the Dockerfile's user %.80s does not exist; commands run as agent", name)
+    return "agent"
 
 
 def _env_items(text: str) -> dict[str, str]:

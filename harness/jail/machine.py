@@ -93,11 +93,13 @@ class JailMachine:
             JailUnavailable: this machine cannot build a jail that holds, or nothing starts in it.
         """
         machine = cls(settings, logger)
+        building = asyncio.ensure_future(asyncio.to_thread(machine._build, fill))
         try:
-            await asyncio.to_thread(machine._build, fill)
+            await asyncio.shield(building)
             await machine._start()
         except BaseException:
-            await asyncio.shield(machine.close(delete=True))
+            # A thread cannot be cancelled, and what it still makes has to be removed as well.
+            await asyncio.shield(machine._close_after(building))
             raise
         return machine
 
@@ -243,6 +245,10 @@ class JailMachine:
         return Bind(path, f"/jail/{path.name}")
 
     # --- closing ------------------------------------------------------------------------------------------------------
+
+    async def _close_after(self, building: asyncio.Future[None]) -> None:
+        await asyncio.gather(building, return_exceptions=True)
+        await self.close(delete=True)
 
     async def close(self, *, delete: bool) -> Path | None:
         """Kill what runs and remove everything; with `delete` False the tree is kept and its path returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from harness.jail.owner import is_abandoned, new_name
 from harness.jail.tools import JailUnavailable, blocked_at
 
 _REMOVE_TIMEOUT_S = 10.0
+_CREATE_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,24 @@ class TrialSpace:
         Raises:
             JailUnavailable: that place cannot be used; the message names it and the cure.
         """
-        base = _base_directory(state_root or Path(tempfile.gettempdir()), host_uid)
-        sweep(base)
-        space = cls(base / new_name())
-        for place, mode in ((space.path, 0o711), (space.root, 0o1777), (space.run, 0o711)):
-            place.mkdir()
-            place.chmod(mode)
-        return space
+        parent = state_root or Path(tempfile.gettempdir())
+        for _ in range(_CREATE_TRIES):
+            # Another trial that ends removes the base directory when it is empty, perhaps right now.
+            with contextlib.suppress(FileNotFoundError):
+                base = _base_directory(parent, host_uid)
+                sweep(base)
+                space = cls(base / new_name())
+                for place, mode in ((space.path, 0o711), (space.root, 0o1777), (space.run, 0o711)):
+                    place.mkdir()
+                    place.chmod(mode)
+                return space
+        raise JailUnavailable(f"directories made in {parent} disappear at once; set TMPDIR to another directory")
 
     def remove(self) -> None:
         """Delete everything; processes of a jail that is being killed may still write for a moment, so it retries."""
         remove_tree(self.path)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
 
     def keep(self) -> Path:
         """Take the directory out of the sweep's reach and return its new place."""
@@ -63,10 +72,11 @@ class TrialSpace:
 
 
 def sweep(base: Path) -> None:
-    """Remove the trial directories below `base` whose owner process is dead."""
+    """Remove the trial directories below `base` whose owner process is dead, as far as that is possible."""
     for entry in base.iterdir():
         if is_abandoned(entry.name):
-            remove_tree(entry)
+            with contextlib.suppress(OSError):
+                remove_tree(entry)
 
 
 def remove_tree(path: Path, timeout_s: float = _REMOVE_TIMEOUT_S) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.jail.command import Bind, Jail, JailCommand, bwrap_options, launch_argv, options_file
-from harness.jail.image import apply_dockerfile, build_skeleton, require_untouched
+from harness.jail.image import ImageRecipe, apply_dockerfile, build_skeleton, require_untouched
 from harness.jail.process import CappedText
 from harness.jail.python import JailPython, choose_python
 from harness.jail.tools import JailTools
@@ -17,7 +17,7 @@ LOG = logging.getLogger(__name__)
 TOOLS = JailTools("/usr/bin/bwrap", "/usr/bin/setpriv", "/usr/bin/taskset", "/usr/bin/unshare", 65534)
 
 
-def _apply(tmp_path: Path, text: str) -> tuple[Path, object]:
+def _apply(tmp_path: Path, text: str) -> tuple[Path, ImageRecipe]:
     root, task = tmp_path / "root", tmp_path / "task"
     for place in (root, task / "sub"):
         place.mkdir(parents=True)
@@ -59,6 +59,11 @@ def test_a_dockerfile_sets_directory_environment_user_and_files(tmp_path: Path) 
     }
     files = sorted(str(path.relative_to(root)) for path in root.rglob("*.txt"))
     assert files == ["all/a.txt", "all/b.txt", "app/sub/a.txt", "data/new.txt", "tree/c.txt"]
+
+
+def test_a_user_that_only_an_image_would_have_becomes_agent(tmp_path: Path) -> None:
+    _, recipe = _apply(tmp_path, "RUN useradd coder\nUSER coder\n")
+    assert recipe.user == "agent"
 
 
 def test_a_task_without_a_dockerfile_starts_at_the_top(tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ async def test_a_failed_start_leaves_nothing_behind(tmp_path: Path) -> None:
     assert leftovers() == set()
 
 
+async def test_a_start_cancelled_while_it_builds_leaves_nothing_behind(tmp_path: Path) -> None:
+    for delay_ms in (0, 20, 60, 150):
+        task = asyncio.create_task(make_environment(tmp_path).start(force_build=False))
+        await asyncio.sleep(delay_ms / 1000)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert leftovers() == set()
+
+
 async def test_files_are_kept_out_of_the_sweep_when_deletion_is_not_wanted(tmp_path: Path) -> None:
     state_root = Path(tempfile.mkdtemp(prefix="guidance-test-"))
     state_root.chmod(0o755)

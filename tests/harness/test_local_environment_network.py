@@ -36,15 +36,20 @@ def test_an_allowlist_for_a_later_phase_is_checked_at_construction_too(tmp_path:
 @pytest.mark.parametrize("entry", ["*.example.com", "10.0.0.5", "10.0.0.0/8"])
 def test_kinds_of_allowlist_entries_that_cannot_be_enforced_are_refused(tmp_path: Path, entry: str) -> None:
     with pytest.raises(ValueError, match="is not supported by"):
-        make_environment(tmp_path, policy=allowlist(entry), forward={"10.0.0.5:80": "127.0.0.1:1"})
+        make_environment(tmp_path, policy=allowlist(entry), forward={"10.0.0.5:8080": "127.0.0.1:1"})
 
 
 @pytest.mark.parametrize(
-    "forward", [{"judge": "127.0.0.1:1"}, {"judge:0": "127.0.0.1:1"}, {"judge:80": "[::1]:1"}, {"a b:1": "c:2"}]
+    "forward", [{"judge": "127.0.0.1:1"}, {"judge:0": "127.0.0.1:1"}, {"judge:8080": "[::1]:1"}, {"a b:1": "c:2"}]
 )
 def test_a_forward_that_is_not_host_and_port_is_refused(tmp_path: Path, forward: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="expected 'host:port'"):
         make_environment(tmp_path, forward=forward)
+
+
+def test_a_forward_from_a_privileged_port_is_refused_because_nothing_could_listen_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a port of 1024 or above"):
+        make_environment(tmp_path, forward={"judge:80": "127.0.0.1:8080"})
 
 
 async def test_the_judge_on_the_allowlist_is_reached_and_everything_else_is_refused(tmp_path: Path) -> None:
