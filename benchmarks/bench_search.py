@@ -2,8 +2,8 @@
 
     python benchmarks/bench_search.py [--entries 3840] [--program-bytes 60000]
 
-Prints one JSON object.  Times are medians of repeated calls on this machine; the two submit times are also given as a ratio,
-which says whether the cost grows with the archive.  `targets` says which of the project's own limits hold.
+Prints one JSON object.  Times are medians of repeated calls on this machine; the two submit times are also given as a
+ratio, which says whether the cost grows with the archive.  `targets` says which of the project's own limits hold.
 """
 
 from __future__ import annotations

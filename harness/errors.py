@@ -1,8 +1,8 @@
 """Every error this project raises on purpose, as one tree.
 
-A user meets these as one clear line, so each message names the thing, the value and the cure.  Two branches matter most:
-`ServiceUnavailable` stops a step and never becomes a reward; everything a *candidate* did wrong is not an exception at all
-but a verdict (see `harness.state.VerificationResult`).
+A user meets these as one clear line, so each message names the thing, the value and the cure.  Two branches matter
+most: `ServiceUnavailable` stops a step and never becomes a reward; everything a *candidate* did wrong is not an
+exception at all but a verdict (see `harness.state.VerificationResult`).
 
 To add one: put it under the branch that decides what the run does with it, and say in its docstring when it is raised.
 """
@@ -56,7 +56,8 @@ class RunComplete(StateError):
     """The state already holds all the steps that were asked for; nothing is left to do."""
 
 
-# --- services: the step stops, nothing is reported ---------------------------------------------------------------------
+# --- services: the step stops, nothing is reported
+# ---------------------------------------------------------------------
 
 
 class ServiceUnavailable(GuidanceError):
