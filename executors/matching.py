@@ -20,9 +20,12 @@ MAX_GUIDANCE_CHARS = 20_000
 _AGAINST = re.compile(
     r"not|no|never|avoid(ing)?|without|remov(e|ing)|replac(e|ing)|abandon(ing)?|stop(ping)?|skip(ping)?|than|do(es)?n'?t"
 )
-_INSTEAD = re.compile(r"\binstead\s+of\b[^.,;:!?\n]*$", re.IGNORECASE)
+_INSTEAD = re.compile(r"\binstead\s+of\b", re.IGNORECASE)
 _WORDS_BACK = 3
-_CLAUSE_END = re.compile(r"[.,;:!?\n]|\b(?:by|with|but|and|use|using)\b", re.IGNORECASE)
+# "Use" begins a new clause ("instead of shelves use ..."), but not in "don't use ...".
+_CLAUSE_END = re.compile(
+    r"[.,;:!?\n]|\b(?:by|with|but|and)\b|(?<!n't )(?<!not )(?<!never )\b(?:use|using)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,10 @@ def _pattern(wording: str) -> re.Pattern[str]:
 
 def _spoken_against(text: str, start: int) -> bool:
     """Whether the words just before `start`, within the same clause, say that the mechanism is not wanted."""
-    before = text[max(0, start - 200) : start]
-    if _INSTEAD.search(before):
-        return True
+    before = text[max(0, start - 200) : start].replace("\u2019", "'")
     clause = _CLAUSE_END.split(before)[-1]
-    words = re.findall(r"[\w']+", clause.replace("\u2019", "'").casefold())
-    return any(_AGAINST.fullmatch(word) for word in words[-_WORDS_BACK:])
+    words = re.findall(r"[\w']+", clause.casefold())
+    return _INSTEAD.search(clause) is not None or any(_AGAINST.fullmatch(word) for word in words[-_WORDS_BACK:])
 
 
 def _conflict(one: Mechanism, other: Mechanism) -> bool:

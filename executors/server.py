@@ -120,7 +120,11 @@ async def _openai_errors(request: web.Request, handler: _Handler) -> web.StreamR
 
 async def _health(request: web.Request) -> web.Response:
     catalogue = request.app[_COMPOSER].catalogue
-    facts: dict[str, str | int] = {"task": catalogue.data.task, "mechanisms": len(catalogue.data.mechanisms), "digest": catalogue.digest}
+    facts: dict[str, Any] = {
+        "task": catalogue.data.task,
+        "mechanisms": len(catalogue.data.mechanisms),
+        "digest": catalogue.digest,
+    }
     return web.json_response({"ok": True, "executor": MODEL_ID, "kind": HONEST_LABEL, "catalogue": facts})
 
 
