@@ -68,11 +68,13 @@ class PolyominoJudge:
         self._cases: dict[int, Case] = {}
 
     def language(self, lang: str) -> str:
+        """`cpp` for every accepted spelling of it."""
         if lang.strip().lower() not in _LANGUAGES:
             raise BadSubmission(f"unsupported lang {lang[:40]!r}", "this judge takes C++ only: send lang=cpp")
         return "cpp"
 
     def describe(self) -> dict[str, Any]:
+        """Tier, case set and limits, for `/health`."""
         return {
             "tier": self._sandbox.tier.value,
             "suite": self._suite.label,
@@ -91,9 +93,11 @@ class PolyominoJudge:
         }
 
     def stop(self) -> None:
+        """Kill the running candidates; `judge` calls in progress raise `SandboxStopped`."""
         self._sandbox.stop()
 
     def judge(self, submission: Submission) -> Verdict:
+        """Compile, run case after case until one is invalid, score; `artifacts["skipped"]` counts the cases not run."""
         numbers = self._suite.case_numbers(submission.pid)
         artifacts: dict[str, Any] = {
             "problem": submission.pid,

@@ -75,7 +75,7 @@ def kill_all(members: Callable[[], Sequence[int]], what: str, deadline_s: float 
 
 
 class TreeCage:
-    """Follows the descendants of one process through `/proc`.
+    """A `Cage` that follows the descendants of one process through `/proc`.
 
     Used where control groups are not available.  Sums are sampled, so a process that lives shorter than a sampling
     interval may be missed unless its parent waits for it, and memory is a lower bound.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from judges.sandbox.owner import owner_is_gone, owner_token
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PARENT_NAME = "guidance-judge"
 REMOVE_DEADLINE_S = 5.0
+CREATE_ATTEMPTS = 5
 
 _numbers = itertools.count(1)
 
@@ -107,6 +108,20 @@ def read_members(group: Path) -> list[int]:
         return [int(word) for word in (group / "cgroup.procs").read_text(encoding="ascii").split()]
     except (OSError, ValueError):
         return []
+
+
+def make_group(group: Path, prepare_parent: Callable[[], None]) -> None:
+    """Make one group directory, and its parent first where another judge has just removed it."""
+    for attempt in range(CREATE_ATTEMPTS):
+        try:
+            prepare_parent()
+            group.mkdir(exist_ok=True)
+            return
+        except FileNotFoundError as error:
+            if attempt == CREATE_ATTEMPTS - 1:
+                raise SandboxFault(f"cannot make control group {group}: {error.strerror or error}") from error
+        except OSError as error:
+            raise SandboxFault(f"cannot make control group {group}: {error.strerror or error}") from error
 
 
 def remove_group(group: Path) -> None:

@@ -9,6 +9,7 @@ from judges.errors import SandboxFault
 from judges.sandbox.cage import kill_all
 from judges.sandbox.cgroup import (
     PARENT_NAME,
+    make_group,
     new_group_name,
     read_int,
     read_keyed_int,
@@ -61,7 +62,7 @@ class CgroupV1:
 
 
 class GroupV1:
-    """One run's group in every controller."""
+    """One run's group in every controller; see `Cage` for what each method promises."""
 
     def __init__(self, directories: dict[str, Path]) -> None:
         self._directories = directories
@@ -72,10 +73,7 @@ class GroupV1:
     def prepare(self, limits: Limits) -> None:
         """Create the directories and write the limits."""
         for directory in self._directories.values():
-            try:
-                directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise SandboxFault(f"cannot make control group {directory}: {error.strerror or error}") from error
+            make_group(directory, lambda parent=directory.parent: parent.mkdir(exist_ok=True))  # type: ignore[misc]
         write_checked(self._memory / "memory.limit_in_bytes", limits.memory_bytes)
         swap = self._memory / "memory.memsw.limit_in_bytes"
         if swap.exists():

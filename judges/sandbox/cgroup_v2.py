@@ -13,6 +13,7 @@ from judges.errors import SandboxFault
 from judges.sandbox.cage import kill_all
 from judges.sandbox.cgroup import (
     PARENT_NAME,
+    make_group,
     new_group_name,
     read_int,
     read_keyed_int,
@@ -46,8 +47,9 @@ class CgroupV2:
 
     version = 2
 
-    def __init__(self, parent: Path) -> None:
-        self._parent = parent
+    def __init__(self, ancestor: Path) -> None:
+        self._ancestor = ancestor
+        self._parent = _delegate(ancestor)
 
     @classmethod
     def open(cls, root: Path, own_path: str = "") -> CgroupV2:
@@ -58,21 +60,27 @@ class CgroupV2:
         refusals: list[str] = []
         for ancestor in reversed(candidates):
             try:
-                return cls(_delegate(ancestor))
+                return cls(ancestor)
             except SandboxFault as refusal:
                 refusals.append(str(refusal))
         raise SandboxFault("no control group can be delegated: " + "; ".join(refusals))
 
     def create(self, limits: Limits) -> GroupV2:
         """Make one group and set its limits; nothing is left behind when that fails."""
-        group = GroupV2(self._parent / new_group_name())
+        directory = self._parent / new_group_name()
+        group = GroupV2(directory)
         try:
+            make_group(directory, self._restore_parent)
             group.prepare(limits)
         except SandboxFault:
             with contextlib.suppress(SandboxFault):
                 group.remove()
             raise
         return group
+
+    def _restore_parent(self) -> None:
+        if not self._parent.is_dir():
+            _delegate(self._ancestor)
 
     def sweep(self) -> int:
         """Remove groups of dead judges."""
@@ -115,17 +123,13 @@ def _delegate(ancestor: Path) -> Path:
 
 
 class GroupV2:
-    """One run's group."""
+    """One run's group; see `Cage` for what each method promises."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def prepare(self, limits: Limits) -> None:
-        """Create the directory and write the limits."""
-        try:
-            self._directory.mkdir(exist_ok=True)
-        except OSError as error:
-            raise SandboxFault(f"cannot make control group {self._directory}: {error.strerror or error}") from error
+        """Write the limits."""
         write_checked(self._directory / "memory.max", limits.memory_bytes)
         write_checked(self._directory / "pids.max", limits.pids)
         for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):

@@ -141,6 +141,22 @@ def test_version_2_says_why_nothing_can_be_delegated(tmp_path: Path) -> None:
         open_tree(tmp_path)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_parent_that_another_judge_removed_is_made_again(version: int, tmp_path: Path) -> None:
+    if version == 1:
+        for name in ("memory", "pids", "cpuacct"):
+            (tmp_path / name).mkdir()
+    else:
+        (tmp_path / "cgroup.controllers").write_text("memory pids\n")
+    tree = open_tree(tmp_path)
+    tree.create(LIMITS)
+    for parent in list(tmp_path.glob("**/guidance-judge")):
+        shutil.rmtree(parent)
+    assert tree.create(LIMITS).pids_max() == LIMITS.pids
+    if version == 2:
+        assert (tmp_path / "guidance-judge/cgroup.subtree_control").read_text() == "+memory +pids"
+
+
 def test_own_group_is_found_in_the_process_file(tmp_path: Path) -> None:
     listing = tmp_path / "cgroup"
     listing.write_text("9:name=systemd:/x\n0::/user.slice/a.scope\n")

@@ -158,7 +158,6 @@ def test_results_survive_a_killed_judge_and_unfinished_work_is_done_after_all(
     first = start_judge("--workers", "1")
     done = submit(first.url, ROW_PACKING, "0-quick")
     result = final(first.url, done)
-    marker = "/w/program"
     running = submit(first.url, "#include <unistd.h>\nint main() { sleep(30); }", "0-quick")
     waiting = submit(first.url, ROW_PACKING + "// größer", "0-quick")
     while httpx.get(f"{first.url}/result/{running}").json()["status"] != "running":
@@ -166,12 +165,16 @@ def test_results_survive_a_killed_judge_and_unfinished_work_is_done_after_all(
     time.sleep(0.5)
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
+    # The jail dies with the judge; its command line names a directory that carries the judge's process id.
+    deadline = time.monotonic() + 10
+    while (left := processes_with(f".{first.process.pid}.")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
     second = start_judge("--workers", "1")
     assert httpx.get(f"{second.url}/result/{done}").json() == result
     assert final(second.url, waiting)["score"] == result["score"]
     assert final(second.url, running)["message"].startswith("case 2: Time Limit Exceeded")
     assert second.stop() == 0
-    assert not [pid for pid in processes_with(marker) if pid == second.process.pid]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -185,7 +188,7 @@ def test_a_signal_ends_the_judge_and_its_candidates_in_order(
     time.sleep(0.5)
     begin = time.monotonic()
     assert judge.stop(number) == 0
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
     mark = f".{judge.process.pid}."
     for place in ("/tmp", "/sys/fs/cgroup/pids/guidance-judge", "/sys/fs/cgroup/guidance-judge"):
         assert [path for path in Path(place).glob("*") if mark in path.name] == []
