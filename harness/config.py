@@ -139,10 +139,12 @@ class RunConfig:
             "GUIDANCE_SCENARIO": scenario,
             "GUIDANCE_REEF_PORT": str(env.integer("GUIDANCE_REEF_PORT", 8900, 1, 65535)),
             "GUIDANCE_REEF_TOKEN": env.get("GUIDANCE_REEF_TOKEN") or _state_token(state_dir),
+            "GUIDANCE_GROUPS": str(env.integer("GUIDANCE_GROUPS", 2, 1, 4096)),
+            "GUIDANCE_ROLLOUTS": str(env.integer("GUIDANCE_ROLLOUTS", 4, 2, 4096)),
             "GUIDANCE_RUN_SEED": str(env.integer("GUIDANCE_RUN_SEED", 0, 0, MAX_SEED)),
         }
         yaml = YamlValues(load_settings(config_path, {**environ, **service_environ}), config_path)
-        grid = _grid(yaml)
+        grid = _grid(env, yaml)
         executor = env.choice("GUIDANCE_EXECUTOR", profile.executor, EXECUTORS)
         limits = _limits(env, yaml)
         return cls(
@@ -356,9 +358,15 @@ def _state_token(state_dir: Path) -> str:
     return token
 
 
-def _grid(yaml: YamlValues) -> tuple[int, int]:
+def _grid(env: Environ, yaml: YamlValues) -> tuple[int, int]:
     groups = yaml.integer("recipe", "config", "groups-per-step", low=1)
     rollouts = yaml.integer("recipe", "config", "rollouts-per-group", low=2)
+    for name, value in (("GUIDANCE_GROUPS", groups), ("GUIDANCE_ROLLOUTS", rollouts)):
+        asked = env.get(name)
+        if asked is not None and int(asked) != value:
+            raise ConfigError(
+                f"{name}={asked} has no effect: the config file fixes this value at {value}; change it there"
+            )
     if yaml.raw("training", "options", "global-batch-size") is not None:
         batch = yaml.integer("training", "options", "global-batch-size", low=1)
         if batch != groups * rollouts:

@@ -88,6 +88,12 @@ def test_a_sequence_longer_than_the_models_context_is_refused(root: Path) -> Non
         load(root)
 
 
+def test_a_grid_size_that_the_file_would_ignore_is_refused(root: Path) -> None:
+    assert load(root, GUIDANCE_GROUPS="2").groups == 2
+    with pytest.raises(ConfigError, match="GUIDANCE_ROLLOUTS=8 has no effect"):
+        load(root, GUIDANCE_ROLLOUTS="8")
+
+
 def test_an_openai_executor_needs_its_url_and_model(root: Path) -> None:
     with pytest.raises(ConfigError, match="GUIDANCE_EXECUTOR_URL and GUIDANCE_EXECUTOR_MODEL"):
         load(root, GUIDANCE_EXECUTOR="openai", OPENAI_API_KEY="sk-not-ours")
