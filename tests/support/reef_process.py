@@ -81,13 +81,13 @@ class ReefProcess:
     def start(self) -> None:
         """Return when the scenario is loaded and admits requests."""
         self.state_dir.mkdir(parents=True, exist_ok=True)
+        known = (self.state_dir / "artifacts.git").exists()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), cwd=PROJECT_ROOT, env=self.environ(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         self._wait_for("the service answers", self._healthy)
-        created = self.call("POST", "/reef/scenarios", {"name": self.scenario})
-        assert created.status_code in (200, 201), created.text
+        self._wait_for("the scenario is loaded", lambda: self._loaded(known))
         self._wait_for("the scenario admits requests", lambda: self.scenario_status()["inference_admission"]["open"])
 
     def stop(self) -> None:
@@ -208,6 +208,15 @@ class ReefProcess:
             return httpx.get(self.url + "/healthz", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
+
+    def _loaded(self, known: bool) -> bool:
+        """Reef answers before it has loaded a known scenario, and asking for it then would collide with the loading."""
+        status = self.status()
+        if self.scenario in status["scenarios"]:
+            return True
+        if known and not status["preload_errors"]:
+            return False
+        return self.call("POST", "/reef/scenarios", {"name": self.scenario}).status_code in (200, 201)
 
     def _wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from tttd.local.checkpoint import read_adapter
+from tttd.local.git_locks import remove_stale_git_locks
 from tttd.local.inference_runtime import LocalInferenceRuntime
 from tttd.local.policy import PolicyModel
 from tttd.local.sampler import BatchedSampler
@@ -33,6 +34,7 @@ def build_runtimes(
     )
     state = StateDirectory(Path(settings.state_dir), identity=policy.identity)
     try:
+        remove_stale_git_locks(Path(folder).expanduser() for folder in settings.git_dirs)
         sampler = BatchedSampler(
             policy,
             lambda checkpoint_id: None if (folder := state.checkpoint(checkpoint_id)) is None else read_adapter(folder),

@@ -18,6 +18,9 @@ class LocalTorchSettings:
     """
 
     state_dir: str = config_option(help="Folder of checkpoints and load ids; one running service owns it.")
+    git_dirs: tuple[str, ...] = config_option(
+        (), help="Reef's artifact repository and work clones; locks that a killed git left there are removed at start."
+    )
     lora_rank: int = config_option(32, help="Rank of the adapter on every attention and MLP projection.")
     lora_alpha: int = config_option(32, help="Adapter scale; weights change by alpha/rank x B A.")
     learning_rate: float = config_option(4e-5, help="Adam step size. 0 trains nothing: a frozen control run.")
