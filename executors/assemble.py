@@ -87,9 +87,7 @@ def assemble(catalogue: Catalogue, configuration: Configuration) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
-def _selected(
-    component: str, text: str, comment: str, built: Configuration, features: Mapping[str, bool]
-) -> list[str]:
+def _selected(component: str, text: str, comment: str, built: Configuration, features: Mapping[str, bool]) -> list[str]:
     """The lines of a component that belong to the configuration."""
     opening, closing = f"{comment}@if", f"{comment}@endif"
     kept: list[str] = []

@@ -60,9 +60,7 @@ class Matcher:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._patterns = [
-            (_pattern(wording), mechanism)
-            for mechanism in catalogue.data.mechanisms
-            for wording in mechanism.wordings
+            (_pattern(wording), mechanism) for mechanism in catalogue.data.mechanisms for wording in mechanism.wordings
         ]
 
     def match(self, guidance: str) -> Match:

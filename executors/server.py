@@ -113,6 +113,8 @@ async def _openai_errors(request: web.Request, handler: _Handler) -> web.StreamR
     except web.HTTPException as error:
         message = f"{request.method} {request.path[:100]}: {error.reason}; see /v1/models and /v1/chat/completions"
         return ApiError(error.status, message, code="unknown_url").response()
+    except ConnectionError:
+        raise  # the client is gone: nobody to answer, nothing to log
     except Exception:
         _log.exception("request failed: %s %s", request.method, request.path)
         return ApiError(500, "the offline executor failed; its log has the details", code="internal_error").response()

@@ -38,11 +38,10 @@ public:
         return ~blocked;
     }
 
+    // Lays the piece down, or takes it up again if it lies there.
     void put(const Variant& variant, int x, int y) {
         for (int i = 0; i < variant.count; ++i) flip(x + variant.cells[i].x, y + variant.cells[i].y);
     }
-
-    void remove(const Variant& variant, int x, int y) { put(variant, x, y); }
 
     void flip(int x, int y) {
         reserve(y);
