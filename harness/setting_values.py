@@ -1,0 +1,132 @@
+"""Typed reading of settings from the environment and from a YAML document.
+
+Every refusal is a `ConfigError` that names the variable or key, the value and what is allowed; a boolean is never a number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from harness.errors import ConfigError
+from harness.settings_file import setting
+
+
+class Environ:
+    """Typed reading of environment variables; an empty value is an absent one."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def get(self, name: str) -> str | None:
+        """The stripped value, or None when unset or blank."""
+        return self._environ.get(name, "").strip() or None
+
+    def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
+        """One of the listed words."""
+        value = self.get(name) or default
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r} is unknown; choose one of: {', '.join(choices)}")
+        return value
+
+    def integer(self, name: str, default: int, low: int, high: int) -> int:
+        """A whole number within [low, high]."""
+        text = self.get(name)
+        if text is None:
+            return default
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise ConfigError(f"{name}={text!r} must be a whole number from {low} to {high}")
+        return int(text)
+
+    def number(self, name: str, default: float, *, above: float) -> float:
+        """A finite number greater than `above`."""
+        text = self.get(name)
+        if text is None:
+            return default
+        value = as_number(text)
+        if value is None or value <= above:
+            raise ConfigError(f"{name}={text!r} must be a finite number greater than {above:g}")
+        return value
+
+    def url(self, name: str, default: str) -> str:
+        """An http(s) URL with a host, without a trailing slash."""
+        value = (self.get(name) or default).rstrip("/")
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{name}={value!r} is not an http:// or https:// URL")
+        port_of(value, name)
+        return value
+
+
+class YamlValues:
+    """Typed reading of the YAML file; errors name the key and the file."""
+
+    def __init__(self, settings: Mapping[str, Any], path: Path) -> None:
+        self._settings = settings
+        self._path = path
+
+    def raw(self, *keys: str) -> Any:
+        """The value at the keys, or None."""
+        return setting(self._settings, *keys)
+
+    def fail(self, keys: tuple[str, ...], what: str) -> ConfigError:
+        """The error for a wrong value."""
+        return ConfigError(f"{self._path}: {'.'.join(keys)}={self.raw(*keys)!r} {what}")
+
+    def integer(self, *keys: str, low: int, high: int = 10**9, default: int | None = None) -> int:
+        """A whole number (or the text of one) within [low, high]."""
+        value = self.raw(*keys)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.fail(keys, f"must be a whole number from {low} to {high}")
+        return value
+
+    def number(self, *keys: str, low: float) -> float:
+        """A finite number (or the text of one) of at least `low`."""
+        value = as_number(self.raw(*keys))
+        if value is None or value < low:
+            raise self.fail(keys, f"must be a finite number of at least {low:g}")
+        return value
+
+    def text(self, *keys: str) -> str:
+        """A non-blank string."""
+        value = self.optional_text(*keys)
+        if value is None:
+            raise self.fail(keys, "must be a non-empty string")
+        return value
+
+    def optional_text(self, *keys: str) -> str | None:
+        """A non-blank string, or None when absent."""
+        value = self.raw(*keys)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            raise self.fail(keys, "must be a string")
+        return value
+
+
+def as_number(value: object) -> float | None:
+    """A finite float from a number or its text; None for anything else, booleans included."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def port_of(url: str, name: str) -> int:
+    """The port of a URL, by its scheme's default when it names none."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{name}={url!r} has no usable port: {error}") from error
+    return port or (443 if parts.scheme == "https" else 80)
