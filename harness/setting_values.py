@@ -1,6 +1,7 @@
 """Typed reading of settings from the environment and from a YAML document.
 
-Every refusal is a `ConfigError` that names the variable or key, the value and what is allowed; a boolean is never a number.
+Every refusal is a `ConfigError` that names the variable or key, the value and what is allowed; a boolean is never a
+number.
 """
 
 from __future__ import annotations
