@@ -136,6 +136,17 @@ def test_the_cache_bound_makes_long_requests_wait(tiny_model: Path) -> None:
     assert [len(answer.tokens) for answer in answers] == [30] * 4
 
 
+def test_in_bfloat16_the_sampling_model_carries_the_adapter_itself(tiny_model: Path) -> None:
+    policy = PolicyModel(tiny_model, rank=4, alpha=8, seed=3, device="cpu", dtype=torch.bfloat16)
+    adapters: dict[str, Mapping[str, Tensor] | None] = {"base": None, "x": visible_adapter(policy)}
+    with sampling(policy, adapters) as sampler:
+        answers = {name: sample(sampler, [PROMPTS[0]], [SamplingOptions(20, seed=1)], name)[0] for name in adapters}
+    assert answers["base"].tokens != answers["x"].tokens
+    for name, answer in answers.items():
+        expected = plain_log_probabilities(policy, adapters[name], PROMPTS[0], answer.tokens)
+        assert torch.tensor(answer.log_probabilities) == pytest.approx(expected, abs=0.3)
+
+
 LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
 
 

@@ -165,6 +165,14 @@ def test_a_gradient_that_is_not_finite_is_refused(policy: PolicyModel) -> None:
         step(policy, rows, None)
 
 
+def test_a_bfloat16_policy_trains_a_float32_adapter(tiny_model: Path) -> None:
+    policy = PolicyModel(tiny_model, rank=4, alpha=8, seed=3, device="cpu", dtype=torch.bfloat16)
+    trained = step(policy, grid_rows(policy, None), None)
+    assert all(tensor.dtype == torch.float32 for tensor in trained.adapter.values())
+    assert trained.metrics["train/grad_norm"] > 0
+    assert trained.metrics["train/importance_ratio"] == pytest.approx(1.0, abs=0.2)
+
+
 def test_the_surrogate_is_unclipped() -> None:
     new = torch.tensor([0.0, 2.0], requires_grad=True)
     losses = surrogate(new, torch.tensor([0.0, 0.0]), torch.tensor([1.0, -3.0]))

@@ -30,11 +30,22 @@ class PolicyModel:
     """Loads a Hugging Face directory once and holds everything both the sampler and the trainer need of it."""
 
     def __init__(
-        self, model_path: Path, *, rank: int, alpha: int, seed: int, device: str = "auto", context_length: int = 0
+        self,
+        model_path: Path,
+        *,
+        rank: int,
+        alpha: int,
+        seed: int,
+        device: str = "auto",
+        context_length: int = 0,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Load the model; raises `ValueError` for a directory that is no usable causal language model."""
+        """Load the model, in float32 on a CPU and bfloat16 elsewhere unless `dtype` says otherwise.
+
+        Raises `ValueError` for a directory that is no usable causal language model.
+        """
         self.device = choose_device(device)
-        self.dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        self.dtype = dtype or (torch.float32 if self.device.type == "cpu" else torch.bfloat16)
         self.model_path = model_path
         self.rank, self.alpha = rank, alpha
         self.tokenizer = load_tokenizer(model_path)

@@ -15,7 +15,9 @@ expanded to the group's answers, which is exact and saves most of the work.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,6 +96,7 @@ def train_step(
     adam.step()
     trained = policy.trained_adapter()
     adam.zero_grad(set_to_none=True)
+    return_memory()
     metrics = {
         "train/global_batch_size": len(rows),
         "train/grad_norm": grad_norm,
@@ -221,3 +224,12 @@ def adam_state(parameters: Mapping[str, torch.nn.Parameter], adam: torch.optim.A
         {name: state["exp_avg"].detach().to("cpu", copy=True) for name, state in states.items()},
         {name: state["exp_avg_sq"].detach().to("cpu", copy=True) for name, state in states.items()},
     )
+
+
+def return_memory() -> None:
+    """Give memory that training has freed back to the system; glibc would keep gigabytes of it."""
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
