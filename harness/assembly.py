@@ -91,7 +91,7 @@ async def open_run(
         )
         judge = await scorer.health()
         await _require_problem(scorer, problem_id, config.judge_url)
-        await client.ensure_scenario()
+        await client.ensure_scenario(expected=(config.state_dir / "artifacts.git").exists())
 
         identity = run_identity(config, contract, judge)
         bind_identity(config.run_dir / "task-identity.json", identity)

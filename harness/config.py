@@ -183,9 +183,12 @@ class RunConfig:
             environment=env.choice("GUIDANCE_ENVIRONMENT", "auto", ENVIRONMENTS),
             seed_path=_path(seed, root) if (seed := env.get("GUIDANCE_SEED")) else None,
             service_environ=service_environ,
-        )._checked()
+        )._checked(env)
 
-    def _checked(self) -> RunConfig:
+    def _checked(self, env: Environ) -> RunConfig:
+        key = self.backend.api_key_env
+        if key is not None and env.get(key) is None:
+            raise ConfigError(f"GUIDANCE_EXECUTOR={self.executor} needs a key: set {key}")
         if self.max_tokens >= self.sequence_length:
             raise ConfigError(
                 f"training.config.max_tokens={self.max_tokens} leaves no room for a prompt in "

@@ -35,6 +35,7 @@ RECEIPT_HEADER = "x-reef-agent-record-id"
 
 _RETRIED_CODES = frozenset({429, 502, 503, 504})
 _CONTROL_TIMEOUT_S = 60.0
+_LOADING_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,20 @@ class ReefPolicyClient:
         """Reef's `/reef/status` object."""
         return self._object(await self._call("GET", "/reef/status", timeout_s=_CONTROL_TIMEOUT_S), "/reef/status")
 
-    async def ensure_scenario(self) -> bool:
-        """Create the scenario unless it is there; True when it is new."""
+    async def ensure_scenario(self, *, expected: bool = False, patience_s: float = 60.0) -> bool:
+        """Create the scenario unless it is there; True when it is new.
+
+        Reef answers before it has loaded the scenarios of an earlier run, and asking for one meanwhile collides with
+        the loading.  `expected` says that there was an earlier run: its scenario is then waited for up to `patience_s`.
+        """
+        deadline = time.monotonic() + (patience_s if expected else 0.0)
+        while True:
+            status = await self.status()
+            if self._scenario in (status.get("scenarios") or {}):
+                return False
+            if status.get("preload_errors") or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_LOADING_POLL_S)
         path, limit_s = "/reef/scenarios", max(_CONTROL_TIMEOUT_S, self._timeout_s)
         return (await self._call("POST", path, {"name": self._scenario}, timeout_s=limit_s)).code == 201
 

@@ -77,7 +77,7 @@ class GuidanceRunController:
                 outcomes.extend(result.outcomes)
                 self._progress.waiting_for_training(step)
                 trained_from = time.monotonic()
-                serving = await self._bridge.wait_for_step(step)
+                serving = await self._bridge.wait_for_step(step, result.attempt)
                 train_s = time.monotonic() - trained_from
                 state = await self._commit(state, result, serving, train_s, journal, total_steps)
         return RunOutcome(

@@ -33,8 +33,8 @@ class TrainingBridge(Protocol):
     async def state(self) -> ServingState:
         """The serving state now; raises `TrainingFailed` when Reef reports an error."""
 
-    async def wait_for_step(self, step: int) -> ServingState:
-        """Return once step `step` (from 0) is committed and its weights are served."""
+    async def wait_for_step(self, step: int, attempt: int) -> ServingState:
+        """Return once step `step` (from 0) is committed and its weights are served; earlier attempts do not matter."""
 
 
 def serving_state(status: Mapping[str, Any], scenario: str) -> ServingState:
@@ -70,8 +70,8 @@ def recorded_error(status: Mapping[str, Any], scenario: str) -> str | None:
     return "\n".join(ours) or (None if others else error)
 
 
-def failed_step(status: Mapping[str, Any], scenario: str, step: int) -> str | None:
-    """Why the barrier refused this step for good, or None."""
+def failed_step(status: Mapping[str, Any], scenario: str, step: int, attempt: int) -> str | None:
+    """Why the barrier refused this attempt for good, or None; what it says of earlier attempts is history."""
     block = (status.get("scenarios") or {}).get(scenario) or {}
     failed = (block.get("processor") or {}).get("failed_steps") or []
     if not isinstance(failed, list):
@@ -79,7 +79,7 @@ def failed_step(status: Mapping[str, Any], scenario: str, step: int) -> str | No
     for entry in failed:
         if not isinstance(entry, Mapping) or not isinstance(entry.get("reason"), str) or not entry["reason"]:
             raise TrainingFailed(f"Reef's failed_steps of {scenario!r} holds {entry!r}, which names no reason")
-        if entry.get("step") == step:
+        if entry.get("step") == step and entry.get("attempt", attempt) == attempt:
             return f"{entry['reason']} (releases: {', '.join(map(str, entry.get('release_ids') or [])) or 'none'})"
     return None
 
@@ -137,7 +137,7 @@ class ServiceTrainingBridge:
                     )
             await asyncio.sleep(self._poll_interval_s)
 
-    async def wait_for_step(self, step: int) -> ServingState:
+    async def wait_for_step(self, step: int, attempt: int) -> ServingState:
         """Poll until step `step` is committed and served.
 
         Raises `TrainingFailed` with Reef's reason for a step that cannot succeed, `TrainingStalled` at the deadline and
@@ -160,7 +160,7 @@ class ServiceTrainingBridge:
                 state = serving_state(last, self._scenario)
                 if self._done(state, step):
                     return state
-                error_since = self._check_errors(last, step, now, error_since)
+                error_since = self._check_errors(last, step, attempt, now, error_since)
             if now >= deadline:
                 raise TrainingStalled(
                     f"step {step} was not committed within {self._timeout_s:g} s; "
@@ -174,9 +174,9 @@ class ServiceTrainingBridge:
         return state.completed_steps == step + 1 and state.open
 
     def _check_errors(
-        self, status: Mapping[str, Any], step: int, now: float, error_since: float | None
+        self, status: Mapping[str, Any], step: int, attempt: int, now: float, error_since: float | None
     ) -> float | None:
-        reason = failed_step(status, self._scenario, step)
+        reason = failed_step(status, self._scenario, step, attempt)
         if reason is not None:
             raise TrainingFailed(f"Reef discarded step {step}: {reason}")
         error = recorded_error(status, self._scenario)

@@ -99,6 +99,12 @@ def test_an_openai_executor_needs_its_url_and_model(root: Path) -> None:
         load(root, GUIDANCE_EXECUTOR="openai", OPENAI_API_KEY="sk-not-ours")
 
 
+def test_an_executors_key_is_asked_for_before_anything_starts(root: Path) -> None:
+    with pytest.raises(ConfigError, match="set OPENROUTER_API_KEY"):
+        load(root, GUIDANCE_EXECUTOR="openrouter")
+    assert load(root, GUIDANCE_EXECUTOR="openrouter", OPENROUTER_API_KEY="sk-x").backend.model == "z-ai/glm-5.2"
+
+
 def test_defaults_are_the_local_profile_of_one_machine(root: Path) -> None:
     config = load(root, GUIDANCE_STEPS="", GUIDANCE_TASK="  ")
     assert (config.groups, config.rollouts, config.steps) == (2, 4, 1)

@@ -181,21 +181,49 @@ async def test_a_report_is_repeated_with_the_same_body_until_reef_has_it() -> No
     assert {seen.path for seen in server.seen} == {"/reef/report"}
 
 
-async def test_the_scenario_is_created_once_and_releases_are_listed() -> None:
-    async def reef(seen: Seen) -> web.Response:
+class ScenarioReef:
+    """Knows one scenario once it was created, or once it is loaded, which takes a number of status reads."""
+
+    def __init__(self, *, loaded_after: int | None = None, preload_error: str | None = None) -> None:
+        self.loaded_after = loaded_after
+        self.preload_error = preload_error
+        self.created: list[str] = []
+        self.reads = 0
+
+    async def __call__(self, seen: Seen) -> web.Response:
         if seen.path == "/reef/scenarios":
-            return answer({"scenario": seen.json["name"]}, 201 if created.pop() else 200)
+            self.created.append(seen.json["name"])
+            return answer({"scenario": seen.json["name"]}, 201)
         if seen.path == "/reef/scenarios/guidance-ttt-x/releases":
             return answer({"scenario": "guidance-ttt-x", "releases": [{"release_id": "b"}, {"release_id": "a"}]})
-        return answer({"error": None, "scenarios": {}})
+        self.reads += 1
+        known = bool(self.created) or (self.loaded_after is not None and self.reads > self.loaded_after)
+        errors = {"guidance-ttt-x": self.preload_error} if self.preload_error else {}
+        return answer({"error": None, "scenarios": {"guidance-ttt-x": {}} if known else {}, "preload_errors": errors})
 
-    created = [False, True]
+
+async def test_the_scenario_is_created_once_and_releases_are_listed() -> None:
+    reef = ScenarioReef()
     async with serve(reef) as server, client(server.url) as policy:
         assert await policy.ensure_scenario() is True
         assert await policy.ensure_scenario() is False
         assert [row["release_id"] for row in await policy.releases()] == ["b", "a"]
-        assert await policy.status() == {"error": None, "scenarios": {}}
-    assert server.seen[0].json == {"name": "guidance-ttt-x"}
+    assert reef.created == ["guidance-ttt-x"]
+
+
+async def test_a_scenario_that_is_still_loading_is_waited_for_and_not_asked_for() -> None:
+    reef = ScenarioReef(loaded_after=2)
+    async with serve(reef) as server, client(server.url) as policy:
+        assert await policy.ensure_scenario(expected=True) is False
+    assert reef.created == []
+    assert reef.reads == 3
+
+
+async def test_an_expected_scenario_that_never_loads_is_created_after_all() -> None:
+    for reef in (ScenarioReef(), ScenarioReef(preload_error="its ref is gone")):
+        async with serve(reef) as server, client(server.url) as policy:
+            assert await policy.ensure_scenario(expected=True, patience_s=0.1) is True
+        assert reef.created == ["guidance-ttt-x"]
 
 
 async def test_the_token_is_not_carried_to_another_place() -> None:

@@ -52,41 +52,48 @@ def bridge(reef: ScriptedReef, **times: float) -> ServiceTrainingBridge:
 async def test_a_step_discarded_for_mixed_releases_fails_at_once_with_the_releases() -> None:
     failed = {"failed_steps": [{"step": 0, "reason": "mixed_release_ids", "release_ids": ["a", "b"]}]}
     with pytest.raises(TrainingFailed, match=r"mixed_release_ids \(releases: a, b\)"):
-        await bridge(ScriptedReef(status(0, processor=failed))).wait_for_step(0)
+        await bridge(ScriptedReef(status(0, processor=failed))).wait_for_step(0, 1)
+
+
+def test_a_discarded_earlier_attempt_does_not_fail_the_current_one() -> None:
+    entry = {"step": 0, "attempt": 1, "reason": "stale_release", "release_ids": ["a"]}
+    document = status(0, processor={"failed_steps": [entry]})
+    assert failed_step(document, SCENARIO, 0, 2) is None
+    assert failed_step(document, SCENARIO, 0, 1) == "stale_release (releases: a)"
 
 
 async def test_a_standing_training_error_fails_with_its_text() -> None:
     with pytest.raises(TrainingFailed, match="out of memory"):
-        await bridge(ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: out of memory"))).wait_for_step(0)
+        await bridge(ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: out of memory"))).wait_for_step(0, 1)
 
 
 async def test_an_error_that_heals_itself_does_not_stop_the_run() -> None:
     reef = ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: once"), status(0), status(1))
-    assert (await bridge(reef, error_grace_s=60.0).wait_for_step(0)).completed_steps == 1
+    assert (await bridge(reef, error_grace_s=60.0).wait_for_step(0, 1)).completed_steps == 1
 
 
 async def test_a_short_outage_is_tolerated_and_a_long_one_is_not() -> None:
     away = PolicyUnavailable("connection refused")
-    assert (await bridge(ScriptedReef(away, status(1)), outage_grace_s=60.0).wait_for_step(0)).load_id == "x:1"
+    assert (await bridge(ScriptedReef(away, status(1)), outage_grace_s=60.0).wait_for_step(0, 1)).load_id == "x:1"
     with pytest.raises(PolicyUnavailable):
-        await bridge(ScriptedReef(away)).wait_for_step(0)
+        await bridge(ScriptedReef(away)).wait_for_step(0, 1)
 
 
 async def test_the_deadline_is_a_training_error_that_carries_the_last_status() -> None:
     with pytest.raises(TrainingStalled, match="scenario_step") as caught:
-        await bridge(ScriptedReef(status(0)), timeout_s=0.05).wait_for_step(0)
+        await bridge(ScriptedReef(status(0)), timeout_s=0.05).wait_for_step(0, 1)
     assert not isinstance(caught.value, TimeoutError)
 
 
 async def test_a_committed_step_is_not_done_before_its_weights_are_served() -> None:
     reef = ScriptedReef(status(1, admission=False), status(1, admission=False), status(1))
-    assert (await bridge(reef).wait_for_step(0)).open
+    assert (await bridge(reef).wait_for_step(0, 1)).open
     assert reef.reads == 3
 
 
 async def test_more_committed_steps_than_waited_for_is_refused() -> None:
     with pytest.raises(TrainingFailed, match="committed 3 steps"):
-        await bridge(ScriptedReef(status(3))).wait_for_step(0)
+        await bridge(ScriptedReef(status(3))).wait_for_step(0, 1)
 
 
 def test_another_scenarios_error_is_not_ours() -> None:
@@ -111,7 +118,7 @@ def test_a_step_counter_that_is_no_whole_number_is_refused(step: object) -> None
 @pytest.mark.parametrize("entries", ["x", [3], [{"step": 0}], [{"step": 0, "reason": ""}]])
 def test_malformed_failed_steps_are_refused(entries: object) -> None:
     with pytest.raises(TrainingFailed):
-        failed_step(status(0, processor={"failed_steps": entries}), SCENARIO, 0)
+        failed_step(status(0, processor={"failed_steps": entries}), SCENARIO, 0, 1)
 
 
 @pytest.mark.parametrize("times", [{"timeout_s": 0.0}, {"timeout_s": -1.0}, {"poll_interval_s": -0.1}])
