@@ -72,7 +72,7 @@ class PromptLimits:
     parent_code: int = MAX_PROGRAM_CHARS
     summary: int = MAX_SUMMARY_CHARS
     judge_message: int = MAX_JUDGE_MESSAGE_CHARS
-    parent_line: int = 240
+    parent_line: int = 120
 
 
 DEFAULT_LIMITS = PromptLimits()
@@ -229,7 +229,7 @@ def score_lines(contract: TaskContract, entry: LibraryEntry, limits: PromptLimit
 def parent_line(summary: str, entry: LibraryEntry, limits: PromptLimits = DEFAULT_LIMITS) -> str:
     """The few-shot style's view of a parent: its score and the start of its summary, on one line."""
     raw = entry.verifier_raw_score
-    score = "unknown" if raw is None or not math.isfinite(raw) else f"{raw:.6g}"
+    score = "unknown" if raw is None or not math.isfinite(raw) else f"{raw:.4g}"
     text = one_line(summary)
     if len(text) > limits.parent_line:
         head = text[: limits.parent_line]
