@@ -21,6 +21,7 @@ from typing import Self
 from guidance_ttt.plan import LaunchPlan, plan_from_config, prepare_model, require_profile
 from guidance_ttt.services import GuardedProcess, Stack
 from harness.config import RunConfig
+from harness.episode import recall
 from harness.errors import ConfigError, GuidanceError, RunCancelled
 from harness.redaction import Redactor
 
@@ -77,6 +78,8 @@ class SignalDesk:
 def launch(environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
     """Prepare, start the services, run, stop; returns the exit code.  Raises `GuidanceError` for what goes wrong."""
     config = RunConfig.load(environ)
+    if recall(config):
+        return 0
     require_profile(config)
     plan = plan_from_config(config, environ)
     prepare_model(config, environ, say=say)

@@ -25,7 +25,7 @@ from harness.progress import RunProgress
 from harness.prompts import GuidanceExamples, Prompt, build_guidance_prompt
 from harness.rollout import Services
 from harness.run_controller import GuidanceRunController
-from harness.run_state import RunStateStore, bind_identity, run_identity
+from harness.run_state import IDENTITY_FILE, RunStateStore, bind_identity, run_identity
 from harness.scorer import JudgeScorer
 from harness.search import GuidanceSearch, PromptBuilder
 from harness.state import LibraryEntry
@@ -94,7 +94,7 @@ async def open_run(
         await client.ensure_scenario(expected=(config.state_dir / "artifacts.git").exists())
 
         identity = run_identity(config, contract, judge)
-        bind_identity(config.run_dir / "task-identity.json", identity)
+        bind_identity(config.run_dir / IDENTITY_FILE, identity)
         store = RunStateStore(config.run_dir, identity, {"executor_backend": config.backend.safe_dict()})
         library = await open_library(config, contract, scorer, store, progress)
         lanes = [

@@ -18,6 +18,7 @@ from harness.config import RunConfig
 from harness.contract import load_task
 from harness.environment_choice import choose_environment
 from harness.errors import GuidanceError
+from harness.run_state import IDENTITY_FILE, JUDGE_FIELDS, check_identity, run_identity
 from harness.storage import StateLock, clean_stray_temp_files, read_json_object, write_json
 
 EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -52,13 +53,10 @@ async def run_episode(config: RunConfig) -> None:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from reef_eval import Lab
 
-    lab = Lab(config.state_dir / "lab")
-    key = f"{config.scenario}:steps-{config.steps}"
-    stored = lab.store.get(key)
-    if stored is not None and "error" not in stored.tags and stored.rewards:
-        print(f"already complete: {config.steps} step(s); set GUIDANCE_STEPS higher to go on")
-        print_result(config, stored.rewards, stored.uri)
+    if recall(config):
         return
+    lab = Lab(config.state_dir / "lab")
+    key = episode_key(config)
     lab.store.delete_prefix(key)
     agent = {"import_path": AGENT, "model_name": config.model_name}
     environment = await asyncio.to_thread(choose_environment, config.environment, judge_url=config.judge_url)
@@ -71,6 +69,31 @@ async def run_episode(config: RunConfig) -> None:
             f"the search result is safe in {config.run_dir}"
         )
     print_result(config, row.rewards, row.uri)
+
+
+def episode_key(config: RunConfig) -> str:
+    """reef-eval's name of the episode that ends at this total of steps."""
+    return f"{config.scenario}:steps-{config.steps}"
+
+
+def recall(config: RunConfig) -> bool:
+    """Print the result of this very run if it is complete already; needs no service.
+
+    Raises `StateMismatch` when the state directory belongs to other settings.
+    """
+    identity_path = config.run_dir / IDENTITY_FILE
+    if not identity_path.exists() or not (config.state_dir / "lab" / "results.sqlite").exists():
+        return False
+    from reef_eval import Lab
+
+    stored = Lab(config.state_dir / "lab").store.get(episode_key(config))
+    if stored is None or "error" in stored.tags or not stored.rewards:
+        return False
+    identity = run_identity(config, load_task(config.task_dir), {})
+    check_identity(identity_path, identity, unknown=JUDGE_FIELDS)
+    print(f"already complete: {config.steps} step(s); set GUIDANCE_STEPS higher to go on")
+    print_result(config, stored.rewards, stored.uri)
+    return True
 
 
 def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) -> None:

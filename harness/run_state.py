@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from harness.storage import read_json_object, write_json
 IDENTITY_VERSION = 1
 RESUME_FORMAT_VERSION = 1
 PROMPT_MODE = "summary_only"
+IDENTITY_FILE = "task-identity.json"
+JUDGE_FIELDS = ("judge_suite", "judge_suite_sha256")
+"""The identity's fields that only a running judge can tell."""
 
 
 def run_identity(config: RunConfig, contract: TaskContract, judge: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,16 +63,21 @@ def bind_identity(path: Path, identity: Mapping[str, Any]) -> None:
 
     Raises `StateMismatch` listing every changed field with its old and new value.
     """
-    if not path.exists():
+    if path.exists():
+        check_identity(path, identity)
+    else:
         write_json(path, {"format_version": IDENTITY_VERSION, **identity})
-        return
+
+
+def check_identity(path: Path, identity: Mapping[str, Any], *, unknown: Collection[str] = ()) -> None:
+    """Compare with the identity that is there, leaving out fields that the caller cannot know now."""
     saved = read_json_object(path)
     if saved.pop("format_version", None) != IDENTITY_VERSION:
         raise StateCorrupt(f"{path} has an unknown format_version; choose a new GUIDANCE_STATE_DIR")
     changed = [
         f"{key}: {saved.get(key)!r} -> {identity.get(key)!r}"
         for key in sorted({*saved, *identity})
-        if saved.get(key) != identity.get(key)
+        if saved.get(key) != identity.get(key) and key not in unknown
     ]
     if changed:
         raise StateMismatch(

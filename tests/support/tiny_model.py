@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -15,17 +16,24 @@ CONTEXT_LENGTH = 1024
 
 
 def build_tiny_model(
-    directory: Path, *, family: Literal["qwen3", "llama"] = "qwen3", seed: int = 0, initializer_range: float = 0.2
+    directory: Path,
+    *,
+    family: Literal["qwen3", "llama"] = "qwen3",
+    seed: int = 0,
+    initializer_range: float = 0.2,
+    context_length: int = CONTEXT_LENGTH,
+    words: Sequence[str] = (),
 ) -> Path:
     """Write a two-layer model of about 90,000 parameters with a byte-level tokenizer, and return `directory`.
 
     The weights are random but wide enough that its distribution over the next byte is far from uniform, so that a wrong
-    log-probability is noticed.
+    log-probability is noticed.  `words` become single tokens beside the bytes.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = _byte_tokenizer()
+    tokenizer.add_tokens(list(words))
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": 64,
@@ -34,7 +42,7 @@ def build_tiny_model(
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
-        "max_position_embeddings": CONTEXT_LENGTH,
+        "max_position_embeddings": context_length,
         "initializer_range": initializer_range,
         "tie_word_embeddings": True,
         "eos_token_id": tokenizer.eos_token_id,
