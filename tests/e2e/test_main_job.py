@@ -1,4 +1,4 @@
-"""The main job, end to end and real: Reef, training, executor, judge in its sandbox, Harbor trial - only the model is tiny."""
+"""The main job, end to end: Reef, training, executor, judge, sandbox and Harbor trial are real, only the model is tiny."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _jail() -> None:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainJob]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> MainJob:
     """A run of two steps in two launches, so Reef and everything else was restarted in between."""
     folder = tmp_path_factory.mktemp("main-job")
     job = MainJob(folder, build_guide_model(folder / "model"))
@@ -41,7 +41,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainJob]:
         code, output = job.run(GUIDANCE_STEPS=steps)
         (folder / f"output-{steps}.txt").write_text(output, encoding="utf-8")
         assert code == 0, output
-    yield job
+    return job
 
 
 def output(job: MainJob, steps: int) -> str:
