@@ -1,4 +1,4 @@
-"""The main job, end to end: Reef, training, executor, judge, sandbox and Harbor trial are real, only the model is tiny."""
+"""The main job, end to end: all parts are real (Reef, training, judge, sandbox, Harbor trial), only the model is tiny."""
 
 from __future__ import annotations
 
