@@ -100,13 +100,16 @@ def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None)
     """The summary that a run ends with; also kept as `result.json`."""
     result = summarize(config, rewards, uri)
     write_json(config.run_dir / "result.json", result)
+    found = (
+        f"found in step {result['best_step']}" if result["best_step"] else "the seed itself: nothing better was found"
+    )
     print(
         "\n".join(
             [
                 "",
                 f"seed           {result['seed_score']:.4f}   "
                 f"({result['score_label']}, problem {result['search_problem']})",
-                f"best           {result['best_score']:.4f}   found in step {result['best_step']}",
+                f"best           {result['best_score']:.4f}   {found}",
                 f"Harbor reward  {rewards.get('reward')}   (the task's own verifier)",
                 f"program        {result['program']}",
                 f"state          {config.run_dir}",
@@ -133,7 +136,11 @@ def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) ->
         "search_problem": config.judge_problem_id or contract.judge_problem_id,
         "seed_score": seed["verifier_raw_score"],
         "best_score": best["verifier_raw_score"],
-        "best_step": best["timestep"],
+        "best_step": min(
+            entry["timestep"]
+            for entry in entries.values()
+            if entry["verifier_status"] == "valid" and entry["verifier_raw_score"] == best["verifier_raw_score"]
+        ),
         "best_entry_id": best["id"],
         "rewards": dict(rewards),
         "program": str(config.run_dir / f"best{suffix}"),

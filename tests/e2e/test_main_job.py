@@ -1,4 +1,4 @@
-"""The main job, end to end: all parts are real (Reef, training, judge, sandbox, Harbor trial), only the model is tiny."""
+"""The main job, end to end: all parts are real (Reef, training, judge, sandbox, trial), only the policy is tiny."""
 
 from __future__ import annotations
 
