@@ -139,7 +139,7 @@ class RunConfig:
             "GUIDANCE_REEF_TOKEN": env.get("GUIDANCE_REEF_TOKEN") or _state_token(state_dir),
             "GUIDANCE_GROUPS": str(env.integer("GUIDANCE_GROUPS", 2, 1, 4096)),
             "GUIDANCE_ROLLOUTS": str(env.integer("GUIDANCE_ROLLOUTS", 4, 2, 4096)),
-            "GUIDANCE_RUN_SEED": str(env.integer("GUIDANCE_RUN_SEED", 0, 0, MAX_SEED)),
+            "GUIDANCE_RUN_SEED": str(env.integer("GUIDANCE_RUN_SEED", 1, 0, MAX_SEED)),
         }
         yaml = YamlValues(load_settings(config_path, {**environ, **service_environ}), config_path)
         grid = _grid(env, yaml)

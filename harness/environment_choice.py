@@ -1,4 +1,8 @@
-"""Docker or the local jail: decides once, before a trial is configured, and needs nothing of Harbor for it."""
+"""Docker or the local jail: decides once, before a trial is configured, and needs nothing of Harbor for it.
+
+A container reaches this machine through the bridge's address, so a judge that listens on loopback only, as ours does,
+is out of its reach; `auto` takes the jail then, whatever Docker says.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from harness.errors import ConfigError
+from harness.http_common import is_loopback
 
 EnvironmentSetting = Literal["auto", "docker", "local"]
 
@@ -31,7 +36,8 @@ def choose_environment(
     """The `environment` fields of a Harbor trial: {} for Docker, else the local jail with a way to the judge.
 
     Args:
-        setting: "docker", "local", or "auto" for Docker where a daemon answers within 3 s.
+        setting: "docker", "local", or "auto" for Docker where a daemon answers within 3 s and the judge is not on
+            loopback.
         judge_url: the judge as this machine reaches it, for example "http://127.0.0.1:8081".
         container_judge: "host:port" under which the task's grader looks for it (the host is on the task's allowlist).
         docker_answers: replaces the question to the daemon.
@@ -41,7 +47,8 @@ def choose_environment(
     """
     if setting not in ("auto", "docker", "local"):
         raise ConfigError(f"the environment setting is {setting!r}; it may be 'auto', 'docker' or 'local'")
-    found = setting != "local" and (docker_answers or docker_is_ready)()
+    wanted = setting == "docker" or (setting == "auto" and not is_loopback(judge_url))
+    found = wanted and (docker_answers or docker_is_ready)()
     if setting == "docker" and not found:
         raise ConfigError(
             "the environment setting is 'docker', but no Docker daemon with the compose plug-in answers; "

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.config import RunConfig
+from harness.config import TASKS, RunConfig
 from harness.contract import load_task
 from harness.environment_choice import choose_environment
 from harness.errors import GuidanceError
@@ -59,7 +59,9 @@ async def run_episode(config: RunConfig) -> None:
     key = episode_key(config)
     lab.store.delete_prefix(key)
     agent = {"import_path": AGENT, "model_name": config.model_name}
-    environment = await asyncio.to_thread(choose_environment, config.environment, judge_url=config.judge_url)
+    environment = await asyncio.to_thread(
+        choose_environment, config.environment, judge_url=config.judge_url, container_judge=container_judge(config)
+    )
     row = await lab.run(str(config.task_dir), agent, key=key, environment=environment)
     if "error" in row.tags:
         raise EpisodeFailed(f"{row.tags['error']}\n  trial: {_local(row.uri)}")
@@ -69,6 +71,11 @@ async def run_episode(config: RunConfig) -> None:
             f"the search result is safe in {config.run_dir}"
         )
     print_result(config, row.rewards, row.uri)
+
+
+def container_judge(config: RunConfig) -> str:
+    """Where the task's grader looks for the judge from inside the trial's environment."""
+    return f"host.docker.internal:{TASKS[config.task].judge_port}"
 
 
 def episode_key(config: RunConfig) -> str:

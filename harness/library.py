@@ -141,9 +141,7 @@ class GuidanceLibrary:
         entry = self._state.entry_of(node)
         return entry is not None and entry.has_program
 
-    def _known_parent(
-        self, uid: str, group: GroupRecord, limit: int | None, require_solution: bool
-    ) -> LibraryNode:
+    def _known_parent(self, uid: str, group: GroupRecord, limit: int | None, require_solution: bool) -> LibraryNode:
         if group.visible_timestep_exclusive != limit:
             raise ValueError(
                 f"group {uid!r} was opened with visible limit {group.visible_timestep_exclusive}, now asked for {limit}"

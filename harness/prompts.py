@@ -234,8 +234,8 @@ def parent_line(summary: str, entry: LibraryEntry, limits: PromptLimits = DEFAUL
     if len(text) > limits.parent_line:
         head = text[: limits.parent_line]
         sentence = head.rfind(". ") + 1
-        # Whole sentences when that keeps at least half of the room, else whole words.
-        text = head[:sentence] if sentence * 2 >= limits.parent_line else head.rsplit(" ", 1)[0] + " ..."
+        # Whole sentences where one fits: a small model continues a broken one instead of answering.
+        text = head[:sentence] if sentence else head.rsplit(" ", 1)[0] + " ..."
     return f"Score {score}. {text}"
 
 

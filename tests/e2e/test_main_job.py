@@ -131,7 +131,7 @@ def test_a_complete_run_says_so_without_starting_anything(job: MainJob) -> None:
 def test_other_settings_on_the_same_state_are_refused_field_by_field(job: MainJob) -> None:
     code, text = job.run(GUIDANCE_STEPS="2", GUIDANCE_RUN_SEED="5")
     assert code == 1
-    assert "run_seed: 0 -> 5" in text
+    assert "run_seed: 1 -> 5" in text
 
 
 def test_malformed_guidance_scores_zero_without_an_executor_and_the_step_still_commits(tmp_path: Path) -> None:

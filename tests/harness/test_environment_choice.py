@@ -42,9 +42,13 @@ def test_a_password_in_a_bad_judge_url_is_not_repeated() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("setting", ["auto", "docker"])
-def test_docker_is_used_as_it_is_when_a_daemon_answers(setting: str) -> None:
-    assert choose_environment(setting, judge_url=JUDGE, docker_answers=lambda: True) == {}
+@pytest.mark.parametrize(("setting", "judge"), [("auto", "http://judge.lan:8081"), ("docker", JUDGE)])
+def test_docker_is_used_as_it_is_when_a_daemon_answers(setting: str, judge: str) -> None:
+    assert choose_environment(setting, judge_url=judge, docker_answers=lambda: True) == {}
+
+
+def test_a_judge_on_loopback_is_out_of_a_containers_reach_so_the_jail_is_taken() -> None:
+    assert choose_environment("auto", judge_url=JUDGE, docker_answers=lambda: True) != {}
 
 
 def test_without_a_daemon_the_jail_gets_a_forward_to_the_judge() -> None:

@@ -126,9 +126,7 @@ asyncio.run(main())
 """
     path = tmp_path / "j.jsonl"
     for round_number in range(4):
-        child = subprocess.Popen(
-            [sys.executable, "-c", code, str(path)], cwd=REPO, stdout=subprocess.PIPE, text=True
-        )
+        child = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=REPO, stdout=subprocess.PIPE, text=True)
         assert child.stdout is not None
         acknowledged = int(child.stdout.readline())
         time.sleep(0.01 * round_number)
@@ -197,7 +195,7 @@ async def test_a_closed_journal_takes_nothing_and_set_up_never_mixes_with_append
 
 
 def test_a_record_keeps_any_text(tmp_path: Path) -> None:
-    text = "line\nü\u2028\ud800\x00\""
+    text = 'line\nü\u2028\ud800\x00"'
     with RolloutJournal(tmp_path / "j.jsonl") as journal:
         journal.append_sync({"kind": "execution", "text": text})
         assert journal.records() == [{"v": 1, "kind": "execution", "text": text}]

@@ -266,9 +266,7 @@ StateLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)
 """
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=REPO, stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=REPO, stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
