@@ -158,8 +158,16 @@ def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) ->
 async def _interruptible(work: Any) -> None:
     """Let SIGTERM stop the work the way Ctrl-C does."""
     task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.set_exception_handler(_report_unless_cancelled)
     await task
+
+
+def _report_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """reef-eval leaves a future behind that holds the cancellation of a stopped run: that is no fault to show."""
+    if not isinstance(context.get("exception"), asyncio.CancelledError):
+        loop.default_exception_handler(context)
 
 
 def _local(uri: str | None) -> str:
