@@ -1,4 +1,4 @@
-"""The embedded policy model and its prompt: without training it already answers in the required form, most of the time."""
+"""The embedded policy model and its prompt: untrained, it already answers in the required form most of the time."""
 
 from __future__ import annotations
 
