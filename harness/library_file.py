@@ -7,9 +7,10 @@ gives exactly the bytes of sorted, indented JSON.  Knows nothing about selection
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from harness.archive_state import PUCT_C_TOLERANCE, ArchiveSettings, ArchiveState, GroupRecord
 from harness.errors import StateCorrupt, StateMismatch
@@ -161,28 +162,46 @@ def _frame(state: ArchiveState, settings: ArchiveSettings, best_node_id: str | N
 
 
 class ArchiveWriter:
-    """Writes an archive again and again; an entry is turned into text only once, because it never changes."""
+    """Writes an archive again and again; an entry is turned into text only once, because it never changes.
+
+    The text of known entries is taken from the last file that was written, so it costs disk cache and not memory.
+    """
 
     def __init__(self) -> None:
-        """Start with nothing encoded."""
-        self._encoded: dict[str, bytes] = {}
+        """Start with nothing written."""
+        self._written: BinaryIO | None = None
+        self._spans: dict[str, tuple[int, int]] = {}
 
     def write(self, path: Path, state: ArchiveState, settings: ArchiveSettings, best_node_id: str | None) -> None:
         """Replace `path` atomically; StateWriteFailed leaves the previous version."""
-        write_chunks(path, self._chunks(state, settings, best_node_id))
+        spans: dict[str, tuple[int, int]] = {}
+        write_chunks(path, self._chunks(state, _dump(_frame(state, settings, best_node_id)), spans))
+        previous, self._written = self._written, path.open("rb")
+        self._spans = spans
+        if previous is not None:
+            previous.close()
 
-    def _chunks(self, state: ArchiveState, settings: ArchiveSettings, best_node_id: str | None) -> Iterator[bytes]:
+    def _chunks(self, state: ArchiveState, frame: bytes, spans: dict[str, tuple[int, int]]) -> Iterator[bytes]:
+        """The file's bytes in order; notes in `spans` where each entry's text (offset, length) will stand."""
         # Only a top-level key sits behind a newline and exactly two spaces: strings never contain a raw newline.
-        head, marker, tail = _dump(_frame(state, settings, best_node_id)).partition(b'\n  "entries": {')
+        head, marker, tail = frame.partition(b'\n  "entries": {')
         yield head + marker
+        offset = len(head) + len(marker)
         separator = b"\n    "
         for entry_id in sorted(state.entries):
-            if entry_id not in self._encoded:
-                text = _dump(state.entries[entry_id].to_dict()).replace(b"\n", b"\n    ")
-                self._encoded[entry_id] = _dump(entry_id) + b": " + text
-            yield separator + self._encoded[entry_id]
+            text = self._entry_text(state.entries[entry_id])
+            spans[entry_id] = (offset + len(separator), len(text))
+            offset += len(separator) + len(text)
+            yield separator
+            yield text
             separator = b",\n    "
         yield (b"\n  " if state.entries else b"") + tail + b"\n"
+
+    def _entry_text(self, entry: LibraryEntry) -> bytes:
+        if self._written is not None and entry.id in self._spans:
+            offset, length = self._spans[entry.id]
+            return os.pread(self._written.fileno(), length, offset)
+        return _dump(entry.id) + b": " + _dump(entry.to_dict()).replace(b"\n", b"\n    ")
 
 
 def _dump(value: object) -> bytes:

@@ -209,9 +209,11 @@ class AppendFile:
 
 def parse_json_object(data: bytes) -> dict[str, Any]:
     """Read one UTF-8 JSON object; NaN, Infinity, repeated keys and any other top-level value are a ValueError."""
+    text = data.decode("utf-8")
+    del data  # an archive of hundreds of megabytes must not be held as bytes, as text and as objects at once
     try:
         value = json.loads(
-            data.decode("utf-8"),
+            text,
             object_pairs_hook=_unique_keys,
             parse_constant=_refuse_constant,
             parse_float=_finite_float,
