@@ -1,0 +1,57 @@
+"""SIGKILL before and after every durable operation of a run: the next process always ends at the same archive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.kill_child import GRID, world_at
+
+from harness.storage import read_json_object
+
+STEPS = 2
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def run_child(folder: Path, moment: int, when: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(PROJECT), str(PROJECT / "tests")])
+    return subprocess.run(
+        [sys.executable, "-m", "support.kill_child", str(folder), str(STEPS), str(moment), when],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_killed_around_any_durable_operation_ends_as_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole = run_child(tmp_path / "whole", 0, "before")
+    assert whole.returncode == 0, whole.stderr
+    operations = int(whole.stdout.split()[-1])
+    assert operations > 4 * STEPS
+    expected = world_at(tmp_path / "whole").committed()
+
+    def kill(case: tuple[int, str]) -> None:
+        moment, when = case
+        folder = tmp_path / f"{moment}-{when}"
+        died = run_child(folder, moment, when)
+        where = f"killed {when} durable operation {moment}"
+        assert died.returncode in (-signal.SIGKILL, 0), f"{where}: {died.stderr}"
+        world = world_at(folder)
+        asyncio.run(world.run(STEPS))
+        assert world.committed() == expected, where
+        assert read_json_object(world.run_dir / "resume-state.json")["next_step"] == STEPS, where
+        assert world.reef.completed == STEPS, where
+        assert len(world.reef.reports) == STEPS * GRID.size, where
+
+    cases = [(moment, when) for moment in range(1, operations + 1) for when in ("before", "after")]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(kill, cases))
