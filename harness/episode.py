@@ -64,7 +64,9 @@ async def run_episode(config: RunConfig) -> None:
     )
     row = await lab.run(str(config.task_dir), agent, key=key, environment=environment)
     if "error" in row.tags:
-        raise EpisodeFailed(f"{row.tags['error']}\n  trial: {_local(row.uri)}")
+        raise EpisodeFailed(
+            f"{row.tags['error']}\n  trial: {_local(row.uri)}\n  the search itself is safe in {config.run_dir}"
+        )
     if not row.rewards:
         raise EpisodeFailed(
             f"the verifier of {config.task} wrote no reward (expected reward.json in {_local(row.uri)}/verifier); "

@@ -73,6 +73,7 @@ class RolloutOutcome:
     verdict: VerificationResult
     prompt_tokens: int
     completion_tokens: int
+    executor_attempts: int
     finished_at: str
 
 
@@ -131,6 +132,7 @@ class RolloutRunner:
             verdict=verdict,
             prompt_tokens=token_count(guidance["usage"], "prompt_tokens"),
             completion_tokens=token_count(guidance["usage"], "completion_tokens"),
+            executor_attempts=token_count(execution, "attempts") if execution else 0,
             finished_at=utc_now(),
         )
         if not done.reported:
@@ -276,6 +278,6 @@ class RolloutRunner:
 
 
 def token_count(usage: Mapping[str, Any], name: str) -> int:
-    """A usage count, or 0 when the service gave none."""
+    """A count that a service gave, or 0 when it gave none."""
     value = usage.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -65,6 +65,8 @@ class GuidanceRunController:
         """
         if total_steps < 1:
             raise ValueError(f"total_steps is {total_steps}, at least 1 is needed")
+        if self._search.grid.rollouts == 2:
+            self._progress.note("two rollouts per group: their advantages are bounded at 32; four or more learn better")
         saved = self._store.load()
         serving = await self._bridge.state()
         outcomes: list[RolloutOutcome] = []
@@ -192,6 +194,7 @@ def step_summary(
         "best_gain": 0.0 if best_score is None or baseline is None or not found_now else best_score - baseline,
         "best_found_at": where,
         "best_entry_id": best.id if best else None,
+        "executor_attempts": sum(outcome.executor_attempts for outcome in result.outcomes),
         "prompt_tokens": sum(outcome.prompt_tokens for outcome in result.outcomes),
         "completion_tokens": sum(outcome.completion_tokens for outcome in result.outcomes),
     }
