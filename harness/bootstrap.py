@@ -8,9 +8,10 @@ from pathlib import Path
 
 from harness.contract import TaskContract
 from harness.errors import SeedRejected, TaskInvalid
+from harness.library_file import read_seed_entry
 from harness.scorer import Scorer
 from harness.state import LibraryEntry, VerificationResult, derived_id
-from harness.summaries import canonical_summary
+from harness.summaries import NO_SUMMARY, canonical_summary
 
 ROOT_TIMESTEP = 0
 
@@ -27,10 +28,13 @@ class SeedProgram:
 def load_seed(task_dir: Path, contract: TaskContract, seed_path: Path | None = None) -> SeedProgram:
     """The user's seed (`GUIDANCE_SEED`) or the task's own `solution/seed.*`, with the same-named `.md` summary.
 
-    Raises `TaskInvalid` naming the file when either is missing or blank.
+    A `.json` seed is an archive of another run (or of the Reef example); its first root is taken.  Raises `TaskInvalid`
+    naming the file when either is missing or blank, and `StateCorrupt` for an archive that cannot be read.
     """
     suffix = Path(contract.source_file.name).suffix
     path = seed_path or task_dir / "solution" / f"seed{suffix}"
+    if path.suffix == ".json":
+        return _archived_seed(path)
     code = _read(path, "seed program")
     summary = canonical_summary(_read(path.with_suffix(".md"), "seed summary"), code)
     if not summary.text:
@@ -71,6 +75,13 @@ def seed_entry(seed: SeedProgram, verdict: VerificationResult, *, problem_id: st
         failure_mode=None,
         metadata={"bootstrap": True, "raw_model_summary": seed.summary},
     )
+
+
+def _archived_seed(path: Path) -> SeedProgram:
+    entry = read_seed_entry(path)
+    raw = entry.metadata.get("raw_model_summary")
+    text = raw if isinstance(raw, str) and raw.strip() else entry.summary
+    return SeedProgram(path, entry.solution, canonical_summary(text, entry.solution).text or NO_SUMMARY)
 
 
 def _read(path: Path, what: str) -> str:

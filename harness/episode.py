@@ -7,6 +7,7 @@ number of steps, so raising the total continues the search; a row that records a
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -63,16 +64,22 @@ async def run_episode(config: RunConfig) -> None:
         choose_environment, config.environment, judge_url=config.judge_url, container_judge=container_judge(config)
     )
     row = await lab.run(str(config.task_dir), agent, key=key, environment=environment)
-    if "error" in row.tags:
-        raise EpisodeFailed(
-            f"{row.tags['error']}\n  trial: {_local(row.uri)}\n  the search itself is safe in {config.run_dir}"
-        )
-    if not row.rewards:
-        raise EpisodeFailed(
-            f"the verifier of {config.task} wrote no reward (expected reward.json in {_local(row.uri)}/verifier); "
-            f"the search result is safe in {config.run_dir}"
-        )
+    require_reward(config, row.tags, row.rewards, row.uri)
     print_result(config, row.rewards, row.uri)
+
+
+def require_reward(config: RunConfig, tags: Mapping[str, Any], rewards: Mapping[str, Any], uri: str | None) -> None:
+    """Raise `EpisodeFailed` for a trial without a reward: why, where to look, and that the search is not lost."""
+    verifier = f"{_local(uri)}/verifier"
+    safe = f"the search itself is safe in {config.run_dir}"
+    if "error" in tags:
+        raise EpisodeFailed(f"{tags['error']}\n  trial: {_local(uri)}\n  {safe}")
+    reward = rewards.get("reward")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise EpisodeFailed(
+            f"the verifier of {config.task} left no usable reward ({reward!r}); it must write one number as "
+            f'{{"reward": ...}} to {verifier}/reward.json. Its output is {verifier}/test-stdout.txt; {safe}'
+        )
 
 
 def container_judge(config: RunConfig) -> str:

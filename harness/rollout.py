@@ -24,11 +24,10 @@ from harness.prompts import Prompt, build_execution_prompt
 from harness.rollout_log import RolloutProgress
 from harness.scorer import Scorer
 from harness.state import LibraryEntry, VerdictStatus, VerificationResult, derived_id
-from harness.summaries import canonical_summary
+from harness.summaries import NO_SUMMARY, canonical_summary
 
 ALGORITHM = "ttt-discover"
 PROMPT_MODE = "summary_only"
-NO_SUMMARY = "The executor attached no usable summary to this program."
 
 
 class Policy(Protocol):
