@@ -101,7 +101,8 @@ install_uv() {
 # --- system packages --------------------------------------------------------------------------------------------------
 
 has_git_lfs() { git lfs version >/dev/null 2>&1; }
-has_eigen() { printf '#include <eigen3/Eigen/Core>\n' | g++ -E -x c++ - >/dev/null 2>&1; }
+# No pipes: under pipefail a reader that leaves early would make the check fail now and then.
+has_eigen() { g++ -E -x c++ - >/dev/null 2>&1 <<<'#include <eigen3/Eigen/Core>'; }
 
 # missing_packages [eigen]: Debian names of the system packages that are not there, on one line.
 missing_packages() {
@@ -179,7 +180,7 @@ without_torch() {
 
 # locked_version LOCK NAME: the version that the lock pins for one package.
 locked_version() {
-    sed -n "s/^$2==\([^ ;]*\).*/\1/p" "$1" | head -n 1
+    sed -n "/^$2==/{s/^$2==\([^ ;]*\).*/\1/p;q}" "$1"
 }
 
 # require_disk FOLDER MEGABYTES: refuse early, with numbers, when the file system is too full.
