@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ from support.search_fixture import World
 from test_config import YAML
 
 from harness.config import RunConfig
-from harness.errors import ExecutorUnavailable, JudgeUnavailable, StateMismatch
+from harness.errors import ExecutorUnavailable, JudgeUnavailable, StateMismatch, StateWriteFailed
 from harness.execution import ExecutionReply
 from harness.grid import Grid
 from harness.library import ArchiveSettings, GuidanceLibrary
 from harness.prompts import Prompt, score_lines
 from harness.run_state import bind_identity, run_identity
+from harness.search import first_fault
 from harness.state import LibraryEntry, VerdictStatus, VerificationResult
 from harness.storage import read_json_object
 
@@ -74,6 +76,23 @@ async def test_stray_files_in_the_state_directory_are_ignored(world: World) -> N
     for name in (".DS_Store", "step-000002.bak", "step-000002.jsonl.swp"):
         (rollouts / name).write_text("stray", encoding="utf-8")
     assert (await world.run(2)).next_step == 2
+
+
+async def test_a_full_disk_in_the_middle_of_a_step_is_one_error_and_the_committed_archive_still_loads(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, Grid(8, 16))
+    await world.run(1)
+    before = world.committed()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(StateWriteFailed, match=r"cannot write .*step-000002\.jsonl: .*free space there"):
+            await world.run(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert world.committed() == before
+    assert (await world.run(2)).start_step == 1
 
 
 async def test_a_dead_executor_is_one_message_and_leaves_archive_and_training_untouched(world: World) -> None:
@@ -192,3 +211,10 @@ def test_another_executor_is_refused_and_another_port_or_concurrency_is_not(tmp_
         bind(replace(CONTRACT, problem_prompt="Another task."))
     with pytest.raises(StateMismatch, match=r"(?s)executor_model.*run_seed: 1 -> 3"):
         bind(GUIDANCE_EXECUTOR_MODEL="second", GUIDANCE_RUN_SEED="3")
+
+
+def test_identical_faults_are_told_once_with_their_count_and_a_bug_of_ours_comes_first() -> None:
+    same = [JudgeUnavailable("HTTP 503") for _ in range(3)]
+    assert str(first_fault(ExceptionGroup("step", same))) == "HTTP 503 (3 rollouts met the same)"
+    nested = ExceptionGroup("step", [*same, ExceptionGroup("inner", [KeyError("ours")])])
+    assert isinstance(first_fault(nested), KeyError)

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.kill_child import GRID, world_at
+from support.save_child import SETTINGS, STEP_SIZE, entry, grow
 
-from harness.storage import read_json_object
+from harness.library import GuidanceLibrary
+from harness.storage import clean_stray_temp_files, read_json_object
 
 STEPS = 2
 PROJECT = Path(__file__).resolve().parents[2]
 
 
+ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "tests")])}
+KILLS, ENTRIES = 100, 400
+
+
 def run_child(folder: Path, moment: int, when: str) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(PROJECT), str(PROJECT / "tests")])
     return subprocess.run(
         [sys.executable, "-m", "support.kill_child", str(folder), str(STEPS), str(moment), when],
-        env={**os.environ, "PYTHONPATH": paths},
+        env=ENVIRON,
         capture_output=True,
         text=True,
         timeout=120,
@@ -55,3 +62,32 @@ def test_a_run_killed_around_any_durable_operation_ends_as_the_uninterrupted_one
     cases = [(moment, when) for moment in range(1, operations + 1) for when in ("before", "after")]
     with ThreadPoolExecutor(max_workers=2) as pool:
         list(pool.map(kill, cases))
+
+
+@pytest.mark.slow
+def test_an_archive_killed_while_it_saves_is_always_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "library.json"
+    library = GuidanceLibrary.from_seed(SETTINGS, entry(0, 0), run_seed=0)
+    while library.submitted_rollouts < ENTRIES:
+        grow(library)
+    library.save(path)
+    draw = random.Random(7)
+    rollouts = first = library.submitted_rollouts
+    for _ in range(KILLS):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "support.save_child", str(path)], env=ENVIRON, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(draw.uniform(0.001, 0.2))
+        child.kill()
+        child.wait(timeout=30)
+        child.stdout.close()
+        loaded = GuidanceLibrary.load(path, SETTINGS)
+        loaded.check_accounting()
+        assert loaded.submitted_rollouts >= rollouts
+        assert loaded.submitted_rollouts % STEP_SIZE == 0
+        rollouts = loaded.submitted_rollouts
+    assert rollouts > first
+    clean_stray_temp_files(tmp_path)
+    assert [item.name for item in tmp_path.iterdir()] == ["library.json"]
