@@ -141,8 +141,10 @@ class GuidanceSearch:
         self, runner: RolloutRunner, parents: Sequence[Parent], progress: Mapping[Slot, RolloutProgress]
     ) -> list[RolloutOutcome]:
         async def one(slot: Slot) -> RolloutOutcome:
-            outcome = await runner.run(slot, parents[slot.group], progress.get(slot) or RolloutProgress())
-            self._progress.rollout_finished()
+            done = progress.get(slot) or RolloutProgress()
+            outcome = await runner.run(slot, parents[slot.group], done)
+            if not done.reported:  # the others were counted when the step started
+                self._progress.rollout_finished()
             return outcome
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from support.fake_services import FakeExecutor, malformed
 from support.search_fixture import SEED_CODE, World
 
-from harness.errors import ExecutorUnavailable, JudgeUnavailable, PolicyUnavailable
+from harness.errors import ExecutorUnavailable, JudgeUnavailable, PolicyUnavailable, TrainingFailed
 from harness.grid import Grid, Slot, sampling_seed
 from harness.storage import read_json_object
 
@@ -120,3 +121,17 @@ async def test_two_runs_with_the_same_seed_and_replies_give_the_same_archive(tmp
         await world.run(3)
     assert first.committed() == second.committed()
     assert first.committed() != other.committed()
+
+
+async def test_a_resumed_step_counts_each_rollout_once(world: World) -> None:
+    world.reef.metrics = dict  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(TrainingFailed, match="grad_norm"):
+            await world.run(1)
+    started = [
+        event
+        for line in (world.run_dir / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        if (event := json.loads(line))["event"] == "guidance_step_started"
+    ]
+    assert [event["resumed"] for event in started] == [0, world.grid.size]
+    assert "12/6" not in world.out.getvalue()
