@@ -6,6 +6,7 @@ and only then is anything written.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from harness.scorer import JudgeScorer
 from harness.search import GuidanceSearch, PromptBuilder
 from harness.state import LibraryEntry
 from harness.training_bridge import ServiceTrainingBridge
+
+SAME_REASON_S = 10.0
+"""How long a reason for a retry that was just told is not told again."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ async def open_run(
                 problem_id=problem_id,
                 language=contract.solution_language,
                 timeout_s=config.verifier_timeout_s,
+                on_retry=_retry_note(progress, "judge"),
             )
         )
         executor = await stack.enter_async_context(
@@ -163,7 +168,14 @@ def _prompt_builder(config: RunConfig, contract: TaskContract) -> PromptBuilder:
 
 
 def _retry_note(progress: RunProgress, service: str) -> OnRetry:
+    """Tell a person why a call is repeated; a whole grid that meets the same reason is told of it once in a while."""
+    told_s: dict[str, float] = {}
+
     async def note(reason: str, delay_s: float) -> None:
-        progress.note(f"{service}: {reason}; trying again in {delay_s:.0f} s")
+        progress.event("retry", service=service, reason=reason, delay_s=delay_s)
+        now_s = time.monotonic()
+        if now_s - told_s.get(reason, -SAME_REASON_S) >= SAME_REASON_S:
+            told_s[reason] = now_s
+            progress.line(f"  {service}: {reason}; trying again in {delay_s:.0f} s")
 
     return note

@@ -136,6 +136,7 @@ def step_line(summary: Mapping[str, Any], total_steps: int, score_label: str) ->
         f"           reward mean {summary['reward_mean']:.3f} max {summary['reward_max']:.3f}  "
         f"guidance {summary['well_formed_guidance']}/{summary['sampled_rollouts']} well-formed  {shown}  "
         f"rollouts {summary['rollout_s']:.0f}s  train {summary['train_s']:.0f}s"
+        + (f"  quarantined {summary['quarantined']}" if summary.get("quarantined") else "")
         + ("  (no learning signal: all groups constant)" if summary["zero_signal"] else "")
     )
 

@@ -185,6 +185,7 @@ def step_summary(
         "sampled_rollouts": len(verdicts),
         "valid_rollouts": sum(verdict.valid for verdict in verdicts),
         "statuses": dict(Counter(verdict.status for verdict in verdicts)),
+        "quarantined": sum(bool(verdict.artifacts.get("quarantined")) for verdict in verdicts),
         "well_formed_guidance": sum(outcome.guidance.guidance is not None for outcome in result.outcomes),
         "zero_signal": zero_signal,
         "degenerate_step": zero_signal or not any(verdict.valid for verdict in verdicts),

@@ -22,6 +22,7 @@ from harness.contract import Language
 from harness.errors import ConfigError, JudgeUnavailable
 from harness.http_common import (
     MAX_ERROR_BODY_CHARS,
+    OnRetry,
     backoff_s,
     body_words,
     checked_base_url,
@@ -89,6 +90,7 @@ class JudgeScorer:
         submit_timeout_s: float = 60.0,
         outage_grace_s: float = 30.0,
         max_body_bytes: int = MAX_KEPT_BYTES,
+        on_retry: OnRetry | None = None,
     ) -> None:
         if not problem_id.strip():
             raise ConfigError("the judge's problem id is blank; set judge_problem_id in the contract")
@@ -106,6 +108,7 @@ class JudgeScorer:
         self._submit_timeout_s = min(submit_timeout_s, timeout_s)
         self._outage_grace_s = outage_grace_s
         self._max_body_bytes = max_body_bytes
+        self._on_retry = on_retry
         self._in_flight: set[str] = set()
         self._client = new_http_client(self._url, timeout_s=_CALL_TIMEOUT_S)
 
@@ -191,6 +194,8 @@ class JudgeScorer:
                 if time.monotonic() + wait_s >= deadline:
                     limit = f"within {self._submit_timeout_s:g} s"
                     raise self._unavailable(f"nothing accepted {limit} ({attempt} attempts; last: {fault})") from None
+                if self._on_retry is not None:
+                    await self._on_retry(str(fault), wait_s)
                 await asyncio.sleep(wait_s)
 
     async def _submit_once(self, code: str, budget_s: float) -> str:

@@ -51,6 +51,11 @@ def test_a_step_without_signal_or_progress_says_so() -> None:
     assert "none (no new best)" in line
 
 
+def test_verdicts_that_the_judge_could_not_give_are_shown_apart() -> None:
+    assert "quarantined" not in step_line(SUMMARY, 1, "score")
+    assert "quarantined 2" in step_line({**SUMMARY, "quarantined": 2}, 1, "score")
+
+
 def test_a_torn_last_event_is_cut_before_new_ones_are_added(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "whole"}\n{"event": "to', encoding="utf-8")
