@@ -13,8 +13,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import ConfigError, ExecutorUnavailable
 from harness.execution_backends import (
@@ -26,6 +25,7 @@ from harness.execution_backends import (
 )
 from harness.http_common import (
     CONNECT_TIMEOUT_S,
+    ClosingClient,
     OnRetry,
     backoff_s,
     body_words,
@@ -104,7 +104,7 @@ class _AttemptFailed(Exception):
         self.wait_s = wait_s
 
 
-class OpenAICompatibleExecutionClient:
+class OpenAICompatibleExecutionClient(ClosingClient):
     """Asks an OpenAI-compatible server for programs; use as an async context manager or `aclose` it.
 
     The key is read from `environ` under the name that the backend gives, once, here; a missing one is a `ConfigError`.
@@ -124,14 +124,6 @@ class OpenAICompatibleExecutionClient:
     def backend(self) -> ExecutionBackend:
         """The settings in use."""
         return self._backend
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Release the connections."""

@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
@@ -33,6 +35,22 @@ def checked_base_url(url: str, name: str) -> str:
     if not usable:
         raise ConfigError(f"{name} is not a usable http:// or https:// URL; give one such as http://127.0.0.1:8000")
     return text
+
+
+class ClosingClient:
+    """A client that is closed where its `async with` block ends."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Release the connections."""
+        raise NotImplementedError
 
 
 def is_loopback(url: str) -> bool:

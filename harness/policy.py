@@ -11,14 +11,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from harness.errors import ConfigError, PolicyUnavailable
 from harness.http_common import (
+    ClosingClient,
     OnRetry,
     backoff_s,
     body_words,
@@ -59,7 +59,7 @@ class _Exchange:
     elapsed_s: float
 
 
-class ReefPolicyClient:
+class ReefPolicyClient(ClosingClient):
     """One scenario at one Reef service; use as an async context manager or `aclose` it.
 
     `timeout_s` bounds one guidance request (sampling included); other calls take at most a minute.  A call that fails
@@ -93,14 +93,6 @@ class ReefPolicyClient:
         self._redact = Redactor([token])
         headers = {"authorization": f"Bearer {token}", SCENARIO_HEADER: scenario}
         self._client = new_http_client(self._url, timeout_s=timeout_s, headers=headers)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Release the connections."""

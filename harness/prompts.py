@@ -37,6 +37,10 @@ FEW_SHOT = "few-shot"
 PROMPT_STYLES = (ZERO_SHOT, FEW_SHOT)
 
 
+PROMPT_MODE = "summary_only"
+"""What the policy may see of a parent, as reports, entries and resume states record it."""
+
+
 @dataclass(frozen=True)
 class ChatMessage:
     """One turn of a chat request."""

@@ -20,14 +20,13 @@ from harness.lanes import Lane
 from harness.parsing import GuidanceParse, extract_solution_code, extract_strict_guidance, extract_terminal_tag_or_none
 from harness.policy import GuidanceReply
 from harness.progress import utc_now
-from harness.prompts import Prompt, build_execution_prompt
+from harness.prompts import PROMPT_MODE, Prompt, build_execution_prompt
 from harness.rollout_log import RolloutProgress
 from harness.scorer import Scorer
 from harness.state import LibraryEntry, VerdictStatus, VerificationResult, derived_id
 from harness.summaries import NO_SUMMARY, canonical_summary
 
 ALGORITHM = "ttt-discover"
-PROMPT_MODE = "summary_only"
 
 
 class Policy(Protocol):

@@ -17,11 +17,11 @@ from typing import Any
 from harness.config import RunConfig
 from harness.contract import TaskContract
 from harness.errors import StateCorrupt, StateMismatch
+from harness.prompts import PROMPT_MODE
 from harness.storage import read_json_object, write_json
 
 IDENTITY_VERSION = 1
 RESUME_FORMAT_VERSION = 1
-PROMPT_MODE = "summary_only"
 IDENTITY_FILE = "task-identity.json"
 JUDGE_FIELDS = ("judge_suite", "judge_suite_sha256")
 """The identity's fields that only a running judge can tell."""

@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx
@@ -22,6 +21,7 @@ from harness.contract import Language
 from harness.errors import ConfigError, JudgeUnavailable
 from harness.http_common import (
     MAX_ERROR_BODY_CHARS,
+    ClosingClient,
     OnRetry,
     backoff_s,
     body_words,
@@ -70,7 +70,7 @@ class _Answer:
     cut: bool
 
 
-class JudgeScorer:
+class JudgeScorer(ClosingClient):
     """Scores programs of one problem at one judge; use as an async context manager or `aclose` it.
 
     `timeout_s` bounds the run (from when the judge says `running`), and the wait of a submission that stays queued at a
@@ -111,14 +111,6 @@ class JudgeScorer:
         self._on_retry = on_retry
         self._in_flight: set[str] = set()
         self._client = new_http_client(self._url, timeout_s=_CALL_TIMEOUT_S)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Release the connections."""
