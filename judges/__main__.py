@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+from judges.registry import JUDGES, judge_command
+
 EXIT_FAILED = 1
 EXIT_ADDRESS = 2
 EXIT_INTERRUPTED = 130
@@ -15,24 +17,15 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8081
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line; building it imports nothing heavy, so `--help` is quick."""
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The command line, with the own options of the chosen judge only; nothing heavy is imported for `--help`."""
     parser = argparse.ArgumentParser(prog="python -m judges", description="Serve one task's judge over HTTP.")
     judges = parser.add_subparsers(dest="judge", required=True, metavar="JUDGE")
-    polyomino = judges.add_parser("polyomino", help="polyomino packing: problems 0 (70 cases) and 0-quick (8 cases)")
-    _add_server_options(polyomino)
-    polyomino.add_argument(
-        "--frontiercs-dir",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="score on the official data of this FrontierCS checkout (default: $FRONTIERCS_DIR, else the own case set)",
-    )
-    polyomino.add_argument(
-        "--accept-changed-data",
-        action="store_true",
-        help="use FrontierCS data even if its hash is not the published one",
-    )
+    for name, entry in JUDGES.items():
+        subparser = judges.add_parser(name, help=entry.help)
+        _add_server_options(subparser)
+        if name == chosen:
+            judge_command(name).add_options(subparser)
     return parser
 
 
@@ -70,8 +63,9 @@ def default_workers() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; returns the exit code."""
-    parser = build_parser()
-    options = parser.parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = build_parser(next((name for name in arguments if name in JUDGES), None))
+    options = parser.parse_args(arguments)
     workers = default_workers() if options.workers is None else options.workers
     if workers < 1:
         parser.error(f"--workers must be at least 1, got {workers}")
@@ -82,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     # Until the server runs and stops in order by itself, a termination unwinds like Ctrl-C, so that nothing is left.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _serve_polyomino(options, workers)
+        _serve(options, workers)
     except AddressInUse as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ADDRESS
@@ -94,43 +88,35 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _serve_polyomino(options: argparse.Namespace, workers: int) -> None:
+def _serve(options: argparse.Namespace, workers: int) -> None:
     import asyncio
     import logging
 
-    from judges.polyomino.judge import PolyominoJudge
-    from judges.polyomino.suite import Suite, load_official_suite, load_own_suite
     from judges.sandbox import Tier, open_sandbox
     from judges.server import DEFAULT_QUEUE_LIMIT, bind, serve
     from judges.store import SubmissionStore
 
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING)
-
-    def load_suite() -> Suite:
-        official = options.frontiercs_dir or os.environ.get("FRONTIERCS_DIR")
-        if official:
-            return load_official_suite(Path(official), accept_changed=options.accept_changed_data)
-        return load_own_suite(options.state_dir / "polyomino-cases")
-
     # The address first: it is the most likely thing to be wrong and the cheapest to try.
     listener = bind(options.host, options.port)
     try:
         store = SubmissionStore(options.state_dir)
         try:
             with open_sandbox(allow_unsafe=options.unsafe) as sandbox:
-                suite = load_suite()
+                judge = judge_command(options.judge).open_judge(options, sandbox)
                 if sandbox.tier is not Tier.CGROUP:
                     print(
                         f"warning: sandbox tier is {sandbox.tier.value}; {_WEAKNESS[sandbox.tier.value]}",
                         file=sys.stderr,
                     )
+                suite = judge.describe().get("suite")
 
                 def announce(line: str) -> None:
-                    print(f"{line}, sandbox tier {sandbox.tier.value}, case set {suite.label}", flush=True)
+                    print(f"{line}, sandbox tier {sandbox.tier.value}, case set {suite}", flush=True)
 
                 asyncio.run(
                     serve(
-                        PolyominoJudge(sandbox, suite),
+                        judge,
                         store,
                         listener,
                         workers=workers,
