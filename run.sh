@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: ./run.sh [--setup-only | --help]
+Usage: ./run.sh [--freeze-policy | --setup-only | --help]
 
 Trains a small guidance policy on one task and prints the reward of the best program. Everything is set by environment:
 
@@ -23,8 +23,9 @@ Trains a small guidance policy on one task and prints the reward of the best pro
   GUIDANCE_PYTHON, GUIDANCE_TORCH_INDEX
                          used by the set-up (see scripts/setup.sh --help)
 
-  --setup-only   install everything, start nothing
-  --help         this text
+  --freeze-policy  a control run: the same search with a policy that no update changes (GUIDANCE_FREEZE_POLICY=1)
+  --setup-only     install everything, start nothing
+  --help           this text
 
 Exit codes: 0 done; 1 failed; 2 a wrong setting; 3 something is missing on this machine; 130 stopped with Ctrl-C.
 TEXT
@@ -34,6 +35,7 @@ setup_only=false
 for argument in "$@"; do
     case "$argument" in
         --setup-only) setup_only=true ;;
+        --freeze-policy) export GUIDANCE_FREEZE_POLICY=1 ;;
         -h | --help)
             usage
             exit 0

@@ -24,10 +24,16 @@ StateDir = Annotated[
 
 
 @app.command()
-def run() -> None:
+def run(
+    freeze_policy: Annotated[
+        bool, typer.Option("--freeze-policy", help="A control run: no update changes the policy.")
+    ] = False,
+) -> None:
     """Start the services and run (or continue) the search; the same as ./run.sh. Set up by GUIDANCE_* variables."""
     from guidance_ttt.launch import main as launch_main
 
+    if freeze_policy:
+        os.environ["GUIDANCE_FREEZE_POLICY"] = "1"
     raise typer.Exit(launch_main([]))
 
 

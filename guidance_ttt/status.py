@@ -20,11 +20,13 @@ class RunStatus:
     steps_done: int
     best_raw_score: float | None
     best_program: Path | None
+    policy_frozen: bool = False
 
     @property
     def next_command(self) -> str:
         """What to type to continue for one more step."""
         settings = [f"GUIDANCE_TASK={self.task}"] if self.task else []
+        settings += ["GUIDANCE_FREEZE_POLICY=1"] if self.policy_frozen else []
         settings += [f"GUIDANCE_STATE_DIR={shlex.quote(str(self.state_dir))}", f"GUIDANCE_STEPS={self.steps_done + 1}"]
         return " ".join([*settings, "./run.sh"])
 
@@ -33,6 +35,7 @@ class RunStatus:
         return {
             "state_dir": str(self.state_dir),
             "task": self.task,
+            "policy_frozen": self.policy_frozen,
             "steps_done": self.steps_done,
             "best_raw_score": self.best_raw_score,
             "best_program": None if self.best_program is None else str(self.best_program),
@@ -59,6 +62,7 @@ def read_status(state_dir: Path) -> RunStatus:
         task=task if isinstance(task, str) else None,
         steps_done=steps,
         best_raw_score=best if isinstance(best, int | float) and not isinstance(best, bool) else None,
+        policy_frozen=resume.get("policy_frozen") is True,
         best_program=next((path for path in sorted(run_dir.glob("best.*")) if path.suffix in (".cpp", ".py")), None),
     )
 
@@ -72,6 +76,8 @@ def render_status(status: RunStatus) -> str:
         f"steps      {status.steps_done} done",
         f"best       {best}",
     ]
+    if status.policy_frozen:
+        lines.append("policy     frozen: a control run, no update changes it")
     if status.best_program is not None:
         lines.append(f"program    {status.best_program}")
     lines.append(f"continue   {status.next_command}")

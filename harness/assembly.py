@@ -100,7 +100,8 @@ async def open_run(
 
         identity = run_identity(config, contract, judge)
         bind_identity(config.run_dir / IDENTITY_FILE, identity)
-        store = RunStateStore(config.run_dir, identity, {"executor_backend": config.backend.safe_dict()})
+        extra = {"executor_backend": config.backend.safe_dict(), "policy_frozen": config.policy_frozen}
+        store = RunStateStore(config.run_dir, identity, extra)
         library = await open_library(config, contract, scorer, store, progress)
         lanes = [
             Lane(name, limit, progress.refresh)
@@ -121,7 +122,8 @@ async def open_run(
             progress=progress,
         )
         bridge = ServiceTrainingBridge(client.status, config.scenario, timeout_s=config.train_timeout_s)
-        yield Run(GuidanceRunController(search, bridge, store, progress), library, store, contract)
+        controller = GuidanceRunController(search, bridge, store, progress, policy_frozen=config.policy_frozen)
+        yield Run(controller, library, store, contract)
 
 
 async def open_library(

@@ -31,10 +31,14 @@ PROMPT_STYLES = ("zero-shot", "few-shot")
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """What the harness must know of a task beyond its directory."""
+    """What the harness must know of a task beyond its directory.
+
+    `quick_problem` is the judge's smaller problem that the local profile searches on; None where there is none.
+    """
 
     judge_port: int
     verifier_timeout_s: float
+    quick_problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,19 @@ class Profile:
     model_name: str
     executor: str
     prompt_style: str
+    learning_rate: float
+    quick_search: bool
 
 
 TASKS: Mapping[str, TaskEntry] = {
-    "polyomino_packing": TaskEntry(judge_port=8081, verifier_timeout_s=340.0),
+    "polyomino_packing": TaskEntry(judge_port=8081, verifier_timeout_s=340.0, quick_problem="0-quick"),
+    "lasso_path": TaskEntry(judge_port=8082, verifier_timeout_s=660.0, quick_problem="lasso_path-quick"),
+    "ahc058": TaskEntry(judge_port=8082, verifier_timeout_s=530.0, quick_problem="ahc058-quick"),
+    "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0),
 }
 PROFILES: Mapping[str, Profile] = {
-    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot"),
-    "gpu": Profile("serve.yaml", "Qwen/Qwen3-8B", "local", "zero-shot"),
+    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 2e-4, True),
+    "gpu": Profile("serve.yaml", "Qwen/Qwen3-8B", "local", "zero-shot", 4e-5, False),
 }
 EXECUTORS = ("offline", "openai", "local", "openrouter")
 DEFAULT_EXECUTOR_URL = "http://127.0.0.1:8000/v1"
@@ -110,6 +119,11 @@ class RunConfig:
         return self.state_dir / "guidance-run"
 
     @property
+    def policy_frozen(self) -> bool:
+        """Whether this is a control run: everything as usual, but no update changes the policy."""
+        return self.learning_rate == 0.0
+
+    @property
     def judge_port(self) -> int:
         """The port the judge listens on."""
         return port_of(self.judge_url, "GUIDANCE_JUDGE_URL")
@@ -140,7 +154,11 @@ class RunConfig:
             "GUIDANCE_GROUPS": str(env.integer("GUIDANCE_GROUPS", 2, 1, 4096)),
             "GUIDANCE_ROLLOUTS": str(env.integer("GUIDANCE_ROLLOUTS", 4, 2, 4096)),
             "GUIDANCE_RUN_SEED": str(env.integer("GUIDANCE_RUN_SEED", 1, 0, MAX_SEED)),
+            "GUIDANCE_LEARNING_RATE": _asked_learning_rate(env, profile),
         }
+        service_environ["GUIDANCE_GLOBAL_BATCH"] = str(
+            int(service_environ["GUIDANCE_GROUPS"]) * int(service_environ["GUIDANCE_ROLLOUTS"])
+        )
         yaml = YamlValues(load_settings(config_path, {**environ, **service_environ}), config_path)
         grid = _grid(env, yaml)
         executor = env.choice("GUIDANCE_EXECUTOR", profile.executor, EXECUTORS)
@@ -158,7 +176,8 @@ class RunConfig:
             token=yaml.text("reef", "token"),
             judge_url=env.url("GUIDANCE_JUDGE_URL", f"http://127.0.0.1:{TASKS[task].judge_port}"),
             judge_problem_id=env.get("GUIDANCE_SEARCH_PROBLEM")
-            or yaml.optional_text("training", "config", "judge_problem_id"),
+            or yaml.optional_text("training", "config", "judge_problem_id")
+            or (TASKS[task].quick_problem if profile.quick_search else None),
             verifier_timeout_s=env.number("GUIDANCE_VERIFIER_TIMEOUT", TASKS[task].verifier_timeout_s, above=0.0),
             executor=executor,
             backend=_backend(env, executor, limits.executor),
@@ -168,7 +187,7 @@ class RunConfig:
             max_tokens=yaml.integer("training", "config", "max_tokens", low=1),
             sequence_length=yaml.integer("training", "config", "seq_length", low=2),
             lora_rank=yaml.integer("training", "config", "lora_rank", low=1),
-            learning_rate=yaml.number("training", "options", option_key(yaml, "learning-rate", "lr"), low=0.0),
+            learning_rate=_learning_rate(env, yaml, service_environ["GUIDANCE_LEARNING_RATE"]),
             kl_coef=yaml.number("training", "options", "kl-coef", low=0.0),
             tensor_parallel_size=yaml.integer("training", "config", "tensor_parallel_size", low=1, default=1),
             train_timeout_s=env.number("GUIDANCE_TRAIN_TIMEOUT", 14400.0, above=0.0),
@@ -259,6 +278,26 @@ def _grid(env: Environ, yaml: YamlValues) -> tuple[int, int]:
                 f"rollouts-per-group = {groups} x {rollouts} = {groups * rollouts}"
             )
     return groups, rollouts
+
+
+def _asked_learning_rate(env: Environ, profile: Profile) -> str:
+    """What the environment asks for, as text for the config file: 0 for a frozen policy."""
+    rate = env.number("GUIDANCE_LEARNING_RATE", profile.learning_rate, above=0.0)
+    return "0" if env.flag("GUIDANCE_FREEZE_POLICY") else repr(rate)
+
+
+def _learning_rate(env: Environ, yaml: YamlValues, asked: str) -> float:
+    """The learning rate that the file sets; raises `ConfigError` when the environment asks for another one."""
+    option = option_key(yaml, "learning-rate", "lr")
+    rate = yaml.number("training", "options", option, low=0.0)
+    for name in ("GUIDANCE_LEARNING_RATE", "GUIDANCE_FREEZE_POLICY"):
+        text = env.get(name)
+        if text is not None and rate != float(asked) and (name != "GUIDANCE_FREEZE_POLICY" or env.flag(name)):
+            raise ConfigError(
+                f"{name}={text} has no effect: the config file fixes training.options.{option} at {rate:g}; "
+                "write ${GUIDANCE_LEARNING_RATE:?} there"
+            )
+    return rate
 
 
 def _limits(env: Environ, yaml: YamlValues) -> Limits:

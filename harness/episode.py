@@ -126,6 +126,7 @@ def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None)
                 f"seed           {result['seed_score']:.4f}   "
                 f"({result['score_label']}, problem {result['search_problem']})",
                 f"best           {result['best_score']:.4f}   {found}",
+                *(["policy         frozen: a control run, no update changed it"] if result["policy_frozen"] else []),
                 f"Harbor reward  {rewards.get('reward')}   (the task's own verifier)",
                 f"program        {result['program']}",
                 f"state          {config.run_dir}",
@@ -148,6 +149,7 @@ def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) ->
     return {
         "task": config.task,
         "steps": config.steps,
+        "policy_frozen": config.policy_frozen,
         "score_label": contract.raw_score_label,
         "search_problem": config.judge_problem_id or contract.judge_problem_id,
         "seed_score": seed["verifier_raw_score"],

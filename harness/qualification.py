@@ -34,9 +34,10 @@ class ExpectedStep:
     rollouts: int
     retained: int
     zero_signal: bool
+    frozen: bool = False
 
 
-def expected_step(step: int, group_rewards: Sequence[Sequence[float]]) -> ExpectedStep:
+def expected_step(step: int, group_rewards: Sequence[Sequence[float]], *, frozen: bool = False) -> ExpectedStep:
     """Derive the expectation from the rewards, one inner sequence (length R) per group."""
     varied = sum(any(reward != rewards[0] for reward in rewards) for rewards in group_rewards)
     rollouts_per_group = len(group_rewards[0])
@@ -45,6 +46,7 @@ def expected_step(step: int, group_rewards: Sequence[Sequence[float]]) -> Expect
         rollouts=sum(len(rewards) for rewards in group_rewards),
         retained=(varied or 1) * rollouts_per_group,
         zero_signal=varied == 0,
+        frozen=frozen,
     )
 
 
@@ -53,8 +55,8 @@ def require_step_success(
 ) -> float:
     """Return the gradient norm of a step that is what the search reported; raise `TrainingFailed` otherwise.
 
-    A zero gradient and an untouched adapter are accepted only when no group carried a signal.  Nothing may ever have
-    trained the base model.
+    A zero gradient and an untouched adapter are accepted only when no group carried a signal; a frozen policy's adapter
+    must be untouched.  Nothing may ever have trained the base model.
     """
     if actual_rollouts != expected.rollouts:
         raise TrainingFailed(
@@ -77,7 +79,10 @@ def require_step_success(
     if base != 0:
         raise TrainingFailed(f"step {expected.step}: {BASE_TRAINABLE}={base:g}: the frozen base model was trained")
     for name in (LORA_B_NONZERO, LORA_B_L1):
-        _require(expected, name, _metric(expected, metrics, name), positive=not expected.zero_signal)
+        value = _metric(expected, metrics, name)
+        if expected.frozen and value != 0:
+            raise TrainingFailed(f"step {expected.step}: {name}={value:g}: the policy is frozen, yet its adapter moved")
+        _require(expected, name, value, positive=not (expected.zero_signal or expected.frozen))
     return grad_norm
 
 

@@ -48,15 +48,22 @@ class RunOutcome:
 
 
 class GuidanceRunController:
-    """Runs a search up to an absolute number of steps."""
+    """Runs a search up to an absolute number of steps; `policy_frozen` marks a control run (learning rate 0)."""
 
     def __init__(
-        self, search: GuidanceSearch, bridge: TrainingBridge, store: RunStateStore, progress: RunProgress
+        self,
+        search: GuidanceSearch,
+        bridge: TrainingBridge,
+        store: RunStateStore,
+        progress: RunProgress,
+        *,
+        policy_frozen: bool = False,
     ) -> None:
         self._search = search
         self._bridge = bridge
         self._store = store
         self._progress = progress
+        self._policy_frozen = policy_frozen
 
     async def run(self, total_steps: int) -> RunOutcome:
         """Run the steps from the saved position up to `total_steps` (absolute, not additional).
@@ -67,6 +74,8 @@ class GuidanceRunController:
             raise ValueError(f"total_steps is {total_steps}, at least 1 is needed")
         if self._search.grid.rollouts == 2:
             self._progress.note("two rollouts per group: their advantages are bounded at 32; four or more learn better")
+        if self._policy_frozen:
+            self._progress.note("control run: the policy is frozen (learning rate 0), no update changes it")
         saved = self._store.load()
         serving = await self._bridge.state()
         outcomes: list[RolloutOutcome] = []
@@ -130,7 +139,8 @@ class GuidanceRunController:
         journal: RolloutJournal,
         total_steps: int,
     ) -> ResumeState:
-        expected = expected_step(result.step, result.group_rewards(self._search.grid))
+        rewards = result.group_rewards(self._search.grid)
+        expected = expected_step(result.step, rewards, frozen=self._policy_frozen)
         grad_norm = require_step_success(
             expected,
             actual_rollouts=len(result.outcomes),
@@ -141,6 +151,7 @@ class GuidanceRunController:
         summary = step_summary(self._search.library, result, expected.zero_signal, previous)
         summary |= {
             "retained_trajectories": expected.retained,
+            "policy_frozen": self._policy_frozen,
             "grad_norm": grad_norm,
             "train_s": round(train_s, 3),
             "train_metrics": dict(serving.metrics),

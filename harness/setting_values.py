@@ -42,6 +42,10 @@ class Environ:
             raise ConfigError(f"{name}={text!r} must be a whole number from {low} to {high}")
         return int(text)
 
+    def flag(self, name: str) -> bool:
+        """1 or 0 (also true and false); unset is 0."""
+        return self.choice(name, "0", ("1", "true", "0", "false")) in ("1", "true")
+
     def number(self, name: str, default: float, *, above: float) -> float:
         """A finite number greater than `above`."""
         text = self.get(name)

@@ -54,6 +54,7 @@ def test_status_shows_steps_best_score_program_and_the_next_command(tmp_path: Pa
     assert json.loads(done.stdout) == {
         "state_dir": str(tmp_path),
         "task": "polyomino_packing",
+        "policy_frozen": False,
         "steps_done": 2,
         "best_raw_score": 61.25,
         "best_program": str(tmp_path / "guidance-run" / "best.cpp"),
@@ -62,6 +63,15 @@ def test_status_shows_steps_best_score_program_and_the_next_command(tmp_path: Pa
     text = render_status(read_status(tmp_path))
     assert "steps      2 done" in text
     assert "best       61.25" in text
+
+
+def test_status_of_a_control_run_says_so_and_continues_it_as_one(tmp_path: Path) -> None:
+    a_run(tmp_path, [{"best_raw_score": 50.0}], 1)
+    resume = tmp_path / "guidance-run" / "resume-state.json"
+    resume.write_text(json.dumps({**json.loads(resume.read_text()), "policy_frozen": True}))
+    text = render_status(read_status(tmp_path))
+    assert "policy     frozen" in text
+    assert "GUIDANCE_FREEZE_POLICY=1" in text
 
 
 def test_status_before_the_first_commit_has_no_best(tmp_path: Path) -> None:

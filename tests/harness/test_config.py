@@ -52,6 +52,7 @@ def load(root: Path, **environ: str) -> RunConfig:
         ("GUIDANCE_EXECUTOR_URL", "ftp://127.0.0.1"),
         ("GUIDANCE_EXECUTOR_MAX_TOKENS", "0"),
         ("GUIDANCE_REEF_PORT", "70000"),
+        ("GUIDANCE_FREEZE_POLICY", "yes"),
         ("GUIDANCE_JUDGE_CONCURRENCY", "0"),
         ("GUIDANCE_CONFIG", "missing.yaml"),
     ],
@@ -131,6 +132,40 @@ def test_the_environment_wins_over_the_file(root: Path) -> None:
     assert config.service_url == "http://127.0.0.1:8901"
     assert config.judge_problem_id == "0"
     assert (config.backend.model, config.backend.concurrency) == ("m", 2)
+
+
+FOLLOWING = YAML.replace('"2e-4"', '"${GUIDANCE_LEARNING_RATE}"')
+
+
+def test_a_frozen_policy_is_a_learning_rate_of_zero_for_search_and_service(root: Path) -> None:
+    (root / "serve.local.yaml").write_text(FOLLOWING, encoding="utf-8")
+    trained, frozen = load(root), load(root, GUIDANCE_FREEZE_POLICY="1")
+    assert (trained.learning_rate, trained.policy_frozen) == (pytest.approx(2e-4), False)
+    assert (frozen.learning_rate, frozen.policy_frozen) == (0.0, True)
+    assert frozen.service_environ["GUIDANCE_LEARNING_RATE"] == "0"
+    assert load(root, GUIDANCE_LEARNING_RATE="1e-3").learning_rate == pytest.approx(1e-3)
+    assert not load(root, GUIDANCE_FREEZE_POLICY="0").policy_frozen
+
+
+@pytest.mark.parametrize("name", ["GUIDANCE_LEARNING_RATE", "GUIDANCE_FREEZE_POLICY"])
+def test_a_learning_rate_that_the_file_would_ignore_is_refused(root: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}=1 has no effect: the config file fixes .*learning-rate at 0\.0002"):
+        load(root, **{name: "1"})
+
+
+@pytest.mark.parametrize("value", ["0", "-1e-4", "nan", "fast"])
+def test_a_learning_rate_of_nothing_is_asked_for_by_freezing(root: Path, value: str) -> None:
+    (root / "serve.local.yaml").write_text(FOLLOWING, encoding="utf-8")
+    with pytest.raises(ConfigError, match="GUIDANCE_LEARNING_RATE=.* must be a finite number greater than 0"):
+        load(root, GUIDANCE_LEARNING_RATE=value)
+
+
+def test_the_local_profile_searches_on_the_tasks_quick_problem(root: Path) -> None:
+    (root / "serve.local.yaml").write_text(YAML.replace(", judge_problem_id: 0-quick", ""), encoding="utf-8")
+    assert load(root).judge_problem_id == "0-quick"
+    assert load(root, GUIDANCE_TASK="ahc058").judge_problem_id == "ahc058-quick"
+    assert load(root, GUIDANCE_TASK="trimul").judge_problem_id is None
+    assert load(root, GUIDANCE_SEARCH_PROBLEM="0").judge_problem_id == "0"
 
 
 def test_the_service_token_is_made_once_and_kept_private(root: Path) -> None:

@@ -153,6 +153,22 @@ async def test_a_damaged_resume_state_is_named_and_not_guessed_around(tmp_path: 
         await world.run(2)
 
 
+async def test_a_control_run_says_that_its_policy_is_frozen(tmp_path: Path) -> None:
+    world = World(tmp_path, policy_frozen=True)
+    moving = world.reef.metrics
+    world.reef.metrics = lambda: {**moving(), "train/lora_b_nonzero": 0, "train/lora_b_l1": 0.0}  # type: ignore[method-assign]
+    await world.run(1)
+    assert read_json_object(world.run_dir / "resume-state.json")["step_summaries"][0]["policy_frozen"] is True
+    assert "the policy is frozen" in world.out.getvalue()
+
+
+async def test_a_control_run_whose_adapter_moved_is_stopped(tmp_path: Path) -> None:
+    world = World(tmp_path, policy_frozen=True)
+    with pytest.raises(TrainingFailed, match="the policy is frozen, yet its adapter moved"):
+        await world.run(1)
+    assert not (world.run_dir / "resume-state.json").exists()
+
+
 async def test_no_steps_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         await World(tmp_path).run(0)

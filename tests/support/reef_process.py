@@ -70,6 +70,7 @@ class ReefProcess:
             "GUIDANCE_GROUPS": str(self.groups),
             "GUIDANCE_ROLLOUTS": str(self.rollouts),
             "GUIDANCE_RUN_SEED": "0",
+            "GUIDANCE_LEARNING_RATE": "2e-4",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")])),
         }
 

@@ -29,10 +29,13 @@ SEED_CODE = "int main() { return 0; } // the seed program"
 class World:
     """Everything outside one process: the services and the state directory."""
 
-    def __init__(self, run_dir: Path, grid: Grid | None = None, run_seed: int = 7) -> None:
+    def __init__(
+        self, run_dir: Path, grid: Grid | None = None, run_seed: int = 7, *, policy_frozen: bool = False
+    ) -> None:
         self.run_dir = run_dir
         self.grid = grid or Grid(2, 3)
         self.run_seed = run_seed
+        self.policy_frozen = policy_frozen
         self.reef = FakeReef(self.grid)
         self.executor = FakeExecutor()
         self.judge = FakeJudge()
@@ -57,7 +60,8 @@ class World:
         )
         bridge = ServiceTrainingBridge(self._read_status, SCENARIO, timeout_s=5.0, poll_interval_s=0.0)
         try:
-            return await GuidanceRunController(search, bridge, store, progress).run(total_steps)
+            controller = GuidanceRunController(search, bridge, store, progress, policy_frozen=self.policy_frozen)
+            return await controller.run(total_steps)
         finally:
             progress.close()
 
