@@ -156,7 +156,7 @@ def test_a_learning_rate_that_the_file_would_ignore_is_refused(root: Path, name:
 @pytest.mark.parametrize("value", ["0", "-1e-4", "nan", "fast"])
 def test_a_learning_rate_of_nothing_is_asked_for_by_freezing(root: Path, value: str) -> None:
     (root / "serve.local.yaml").write_text(FOLLOWING, encoding="utf-8")
-    with pytest.raises(ConfigError, match="GUIDANCE_LEARNING_RATE=.* must be a finite number greater than 0"):
+    with pytest.raises(ConfigError, match=r"GUIDANCE_LEARNING_RATE=.* must be a finite number greater than 0"):
         load(root, GUIDANCE_LEARNING_RATE=value)
 
 
