@@ -1,0 +1,139 @@
+"""Does training the guide pay?  The same search with a trained and with a frozen policy, seed by seed.
+
+    python benchmarks/trained_vs_frozen.py --seeds 5 --updates 20 --grid 2x4
+    python benchmarks/trained_vs_frozen.py --report results/local
+
+Each run has its own state directory and continues where it stopped, so the experiment can be interrupted at any time
+(`--minutes` stops it by itself) and started again with the same command.  Runs go on in turn, seed by seed, arm by arm.
+After each run the records are written: `updates.csv`, `mechanisms.csv`, `experiment.json` and `curves.svg`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from bench_support import machine_facts, positive  # noqa: E402
+
+from benchmarks.experiment.arms import ARMS, RunPlan, catalogue_of, rows_of, run_arm, updates_done  # noqa: E402
+from benchmarks.experiment.comparison import table  # noqa: E402
+from benchmarks.experiment.curves import draw_curves  # noqa: E402
+from benchmarks.experiment.records import (  # noqa: E402
+    MechanismRow,
+    UpdateRow,
+    mechanism_rows,
+    read_updates,
+    write_rows,
+)
+from harness.storage import read_json_object  # noqa: E402
+
+DEFAULT_STATE_ROOT = ROOT / "work" / "trained-vs-frozen"
+
+
+def parse_grid(text: str) -> tuple[int, int]:
+    """`2x4` -> (2, 4)."""
+    groups, separator, rollouts = text.partition("x")
+    if not separator or not groups.isdecimal() or not rollouts.isdecimal() or int(groups) < 1 or int(rollouts) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not GROUPSxROLLOUTS, such as 2x4")
+    return int(groups), int(rollouts)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=positive, default=5, help="run seeds 1..N (default: %(default)s)")
+    parser.add_argument("--updates", type=positive, default=20, help="updates of each run (default: %(default)s)")
+    parser.add_argument("--grid", type=parse_grid, default=(2, 4), help="groups x rollouts of an update (default: 2x4)")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="which policies (default: all)")
+    parser.add_argument("--minutes", type=float, default=None, help="stop after about this long; run again to continue")
+    parser.add_argument("--state-root", type=Path, default=DEFAULT_STATE_ROOT, help="state directories of the runs")
+    parser.add_argument("--save", type=Path, default=None, help="where the records go (default: the state root)")
+    parser.add_argument("--report", type=Path, default=None, metavar="DIR", help="only print the table of records")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, record, report; exit code 0 when all runs are complete, 3 when time ran out."""
+    options = build_parser().parse_args(arguments)
+    if options.report is not None:
+        print(report(options.report))
+        return 0
+    groups, rollouts = options.grid
+    plans = [
+        RunPlan(seed, arm, options.updates, groups, rollouts, options.state_root.resolve())
+        for seed in range(1, options.seeds + 1)
+        for arm in options.arms
+    ]
+    folder = options.save or options.state_root
+    deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    complete = True
+    for plan in plans:
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s < 60 and updates_done(plan) < plan.updates:
+            complete = False
+            continue
+        done = run_arm(plan, timeout_s=left_s)
+        complete = complete and done
+        print(f"seed {plan.seed} {plan.arm:8} {updates_done(plan)}/{plan.updates} updates", flush=True)
+        save(folder, plans)
+    save(folder, plans)
+    print(report(folder))
+    return 0 if complete else 3
+
+
+def save(folder: Path, plans: Sequence[RunPlan]) -> None:
+    """Write the records of everything that is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[UpdateRow] = []
+    mechanisms: list[MechanismRow] = []
+    for plan in plans:
+        updates, named = rows_of(plan)
+        rows += updates
+        mechanisms += mechanism_rows(plan.seed, plan.arm, named)
+    if not rows:
+        return
+    write_rows(folder / "updates.csv", rows, UpdateRow)
+    write_rows(folder / "mechanisms.csv", mechanisms, MechanismRow)
+    text = json.dumps(description(plans), indent=2, sort_keys=True)
+    (folder / "experiment.json").write_text(text + "\n", encoding="utf-8")
+    draw_curves(folder / "curves.svg", rows)
+
+
+def description(plans: Sequence[RunPlan]) -> dict[str, object]:
+    """What was run, on what, with which code and settings; enough to repeat it."""
+    first = plans[0]
+    identities = [plan.run_dir / "task-identity.json" for plan in plans if plan.arm == "trained"]
+    identity = next((read_json_object(path) for path in identities if path.exists()), {})
+    identity = {name: value for name, value in identity.items() if name != "run_seed"}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "command": f"python benchmarks/trained_vs_frozen.py --seeds {max(plan.seed for plan in plans)} "
+        f"--updates {first.updates} --grid {first.groups}x{first.rollouts}",
+        "commit": commit.stdout.strip(),
+        "catalogue_sha256": catalogue_of(first).digest,
+        "machine": machine_facts(),
+        "settings": identity,
+        "updates": {f"seed {plan.seed} {plan.arm}": updates_done(plan) for plan in plans},
+    }
+
+
+def report(folder: Path) -> str:
+    """The table of the records in a folder."""
+    path = folder / "updates.csv"
+    if not path.exists():
+        return f"no records in {folder}: run the experiment first"
+    rows = read_updates(path)
+    arms = [arm for arm in ARMS if any(row.arm == arm for row in rows)]
+    return table(rows, arms)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
