@@ -4,7 +4,7 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: ./run.sh [--freeze-policy | --setup-only | --help]
+Usage: ./run.sh [options]
 
 Trains a small guidance policy on one task and prints the reward of the best program. Everything is set by environment:
 
@@ -23,6 +23,8 @@ Trains a small guidance policy on one task and prints the reward of the best pro
   GUIDANCE_PYTHON, GUIDANCE_TORCH_INDEX
                          used by the set-up (see scripts/setup.sh --help)
 
+  --max-evaluations N, --max-time SECONDS, --max-cost DOLLARS
+                   stop before a step that would exceed this; the best program is graded, a higher limit continues
   --freeze-policy  a control run: the same search with a policy that no update changes (GUIDANCE_FREEZE_POLICY=1)
   --setup-only     install everything, start nothing
   --help           this text
@@ -32,20 +34,32 @@ TEXT
 }
 
 setup_only=false
-for argument in "$@"; do
-    case "$argument" in
+while [ "$#" -gt 0 ]; do
+    case "$1" in
         --setup-only) setup_only=true ;;
+        --max-evaluations | --max-time | --max-cost)
+            if [ "$#" -lt 2 ]; then
+                printf 'error: %s needs a value\n\n' "$1" >&2
+                usage >&2
+                exit 2
+            fi
+            name=${1#--}
+            name=${name//-/_}
+            export "GUIDANCE_${name^^}=$2"
+            shift
+            ;;
         --freeze-policy) export GUIDANCE_FREEZE_POLICY=1 ;;
         -h | --help)
             usage
             exit 0
             ;;
         *)
-            printf 'error: unknown option: %s\n\n' "$argument" >&2
+            printf 'error: unknown option: %s\n\n' "$1" >&2
             usage >&2
             exit 2
             ;;
     esac
+    shift
 done
 
 cd "$(dirname "${BASH_SOURCE[0]}")"

@@ -28,12 +28,18 @@ def run(
     freeze_policy: Annotated[
         bool, typer.Option("--freeze-policy", help="A control run: no update changes the policy.")
     ] = False,
+    max_evaluations: Annotated[int | None, typer.Option(help="Stop before a step that would exceed this.")] = None,
+    max_time: Annotated[float | None, typer.Option(help="The same for seconds spent in steps.")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="The same for dollars paid to the executor.")] = None,
 ) -> None:
     """Start the services and run (or continue) the search; the same as ./run.sh. Set up by GUIDANCE_* variables."""
     from guidance_ttt.launch import main as launch_main
 
     if freeze_policy:
         os.environ["GUIDANCE_FREEZE_POLICY"] = "1"
+    for name, value in (("EVALUATIONS", max_evaluations), ("TIME", max_time), ("COST", max_cost)):
+        if value is not None:
+            os.environ[f"GUIDANCE_MAX_{name}"] = str(value)
     raise typer.Exit(launch_main([]))
 
 

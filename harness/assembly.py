@@ -122,7 +122,9 @@ async def open_run(
             progress=progress,
         )
         bridge = ServiceTrainingBridge(client.status, config.scenario, timeout_s=config.train_timeout_s)
-        controller = GuidanceRunController(search, bridge, store, progress, policy_frozen=config.policy_frozen)
+        controller = GuidanceRunController(
+            search, bridge, store, progress, policy_frozen=config.policy_frozen, stop_rules=config.stop_rules
+        )
         yield Run(controller, library, store, contract)
 
 

@@ -15,13 +15,15 @@ from pathlib import Path
 from harness.errors import ConfigError
 from harness.execution import (
     ExecutionBackend,
+    Price,
     gpt_oss_120b_backend,
     offline_backend,
     openai_backend,
     openrouter_glm_5_2_backend,
 )
-from harness.setting_values import Environ, YamlValues, port_of
+from harness.setting_values import Environ, YamlValues, as_number, port_of
 from harness.settings_file import load_settings
+from harness.stopping import StopRules
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 MAX_SEED = 2**31 - 1
@@ -108,6 +110,7 @@ class RunConfig:
     policy_timeout_s: float
     prompt_style: str
     limits: Limits
+    stop_rules: StopRules
     run_seed: int
     environment: str
     seed_path: Path | None
@@ -198,6 +201,7 @@ class RunConfig:
                 PROMPT_STYLES,
             ),
             limits=limits,
+            stop_rules=_stop_rules(env, grid[0] * grid[1]),
             run_seed=int(service_environ["GUIDANCE_RUN_SEED"]),
             environment=env.choice("GUIDANCE_ENVIRONMENT", "auto", ENVIRONMENTS),
             seed_path=_path(seed, root) if (seed := env.get("GUIDANCE_SEED")) else None,
@@ -205,6 +209,11 @@ class RunConfig:
         )._checked(env)
 
     def _checked(self, env: Environ) -> RunConfig:
+        if self.stop_rules.max_cost_usd is not None and self.executor == "openai" and self.backend.price is None:
+            raise ConfigError(
+                f"GUIDANCE_MAX_COST={self.stop_rules.max_cost_usd:g} needs to know what {self.backend.model} costs: "
+                "set GUIDANCE_EXECUTOR_PRICE to dollars per million tokens, prompt/completion, such as 0.5/2"
+            )
         key = self.backend.api_key_env
         if key is not None and env.get(key) is None:
             raise ConfigError(f"GUIDANCE_EXECUTOR={self.executor} needs a key: set {key}")
@@ -308,6 +317,34 @@ def _limits(env: Environ, yaml: YamlValues) -> Limits:
     return Limits(policy=limit("policy", 128), executor=limit("executor", 16), judge=limit("judge", 8))
 
 
+def _stop_rules(env: Environ, grid_size: int) -> StopRules:
+    """When the run ends early; raises `ConfigError` for a budget that allows no step at all."""
+    evaluations = env.integer("GUIDANCE_MAX_EVALUATIONS", 0, 1, 10**9) or None
+    if evaluations is not None and evaluations < grid_size:
+        raise ConfigError(f"GUIDANCE_MAX_EVALUATIONS={evaluations} allows no step: one takes {grid_size} evaluations")
+    return StopRules(
+        max_evaluations=evaluations,
+        max_time_s=env.optional_number("GUIDANCE_MAX_TIME", above=0.0),
+        max_cost_usd=env.optional_number("GUIDANCE_MAX_COST", above=0.0),
+        target_score=env.optional_number("GUIDANCE_TARGET_SCORE"),
+        patience=env.integer("GUIDANCE_PATIENCE", 0, 1, 10**6) or None,
+    )
+
+
+def _price(env: Environ) -> Price | None:
+    """`GUIDANCE_EXECUTOR_PRICE`: dollars per million prompt and completion tokens, as `0.5/2`."""
+    text = env.get("GUIDANCE_EXECUTOR_PRICE")
+    if text is None:
+        return None
+    parts = [as_number(part) for part in text.split("/")]
+    if len(parts) != 2 or any(part is None or part < 0 for part in parts):
+        raise ConfigError(
+            f"GUIDANCE_EXECUTOR_PRICE={text!r} is not a price: give dollars per million tokens, prompt/completion, "
+            "such as 0.5/2"
+        )
+    return Price(parts[0] or 0.0, parts[1] or 0.0)
+
+
 def _backend(env: Environ, executor: str, concurrency: int) -> ExecutionBackend:
     url = env.url("GUIDANCE_EXECUTOR_URL", DEFAULT_EXECUTOR_URL)
     model = env.get("GUIDANCE_EXECUTOR_MODEL")
@@ -325,5 +362,6 @@ def _backend(env: Environ, executor: str, concurrency: int) -> ExecutionBackend:
         backend,
         concurrency=concurrency,
         max_tokens=max_tokens,
+        price=_price(env) or backend.price,
         timeout_s=env.number("GUIDANCE_EXECUTOR_TIMEOUT", backend.timeout_s, above=0.0),
     )

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from harness.config import TASKS, RunConfig
 from harness.contract import load_task
 from harness.environment_choice import choose_environment
 from harness.errors import GuidanceError
-from harness.run_state import IDENTITY_FILE, JUDGE_FIELDS, check_identity, run_identity
+from harness.run_controller import total_cost_usd
+from harness.run_state import IDENTITY_FILE, JUDGE_FIELDS, RESUME_FILE, check_identity, run_identity
 from harness.storage import StateLock, clean_stray_temp_files, read_json_object, write_json
 
 EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -105,11 +106,31 @@ def recall(config: RunConfig) -> bool:
     stored = Lab(config.state_dir / "lab").store.get(episode_key(config))
     if stored is None or "error" in stored.tags or not stored.rewards:
         return False
+    stopped = None
+    if (summaries := committed_summaries(config)) is not None and len(summaries) < config.steps:
+        stopped = stop_reason(config, summaries)
+        if stopped is None:
+            return False  # it stopped early, and what stopped it is no longer set
     identity = run_identity(config, load_task(config.task_dir), {})
     check_identity(identity_path, identity, unknown=JUDGE_FIELDS)
-    print(f"already complete: {config.steps} step(s); set GUIDANCE_STEPS higher to go on")
+    if stopped is not None:
+        print(f"already stopped after step {len(summaries or ())}/{config.steps}: {stopped}")
+    else:
+        print(f"already complete: {config.steps} step(s); set GUIDANCE_STEPS higher to go on")
     print_result(config, stored.rewards, stored.uri)
     return True
+
+
+def committed_summaries(config: RunConfig) -> list[Mapping[str, Any]] | None:
+    """The summaries of the committed steps, or None when no step was committed."""
+    path = config.run_dir / RESUME_FILE
+    return list(read_json_object(path)["step_summaries"]) if path.exists() else None
+
+
+def stop_reason(config: RunConfig, summaries: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a run with these steps and settings does not go on."""
+    direction = load_task(config.task_dir).score_direction
+    return config.stop_rules.reason(summaries, grid_size=config.groups * config.rollouts, direction=direction)
 
 
 def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) -> None:
@@ -127,6 +148,7 @@ def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None)
                 f"({result['score_label']}, problem {result['search_problem']})",
                 f"best           {result['best_score']:.4f}   {found}",
                 *(["policy         frozen: a control run, no update changed it"] if result["policy_frozen"] else []),
+                *([f"stopped        {result['stopped']}"] if result["stopped"] else []),
                 f"Harbor reward  {rewards.get('reward')}   (the task's own verifier)",
                 f"program        {result['program']}",
                 f"state          {config.run_dir}",
@@ -145,10 +167,15 @@ def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) ->
     best = entries[nodes[archive["best_node_id"]]["entry_id"]]
     seed = next(entry for entry in entries.values() if entry["timestep"] == 0)
     contract = load_task(config.task_dir)
+    summaries = committed_summaries(config) or []
     suffix = Path(contract.source_file.name).suffix
     return {
         "task": config.task,
         "steps": config.steps,
+        "steps_done": len(summaries),
+        "stopped": stop_reason(config, summaries) if len(summaries) < config.steps else None,
+        "evaluations": sum(summary["sampled_rollouts"] for summary in summaries),
+        "cost_usd": total_cost_usd([summary.get("cost_usd") for summary in summaries]),
         "policy_frozen": config.policy_frozen,
         "score_label": contract.raw_score_label,
         "search_problem": config.judge_problem_id or contract.judge_problem_id,

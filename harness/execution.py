@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import ConfigError, ExecutorUnavailable
 from harness.execution_backends import (
+    FREE,
     ExecutionBackend,
+    Price,
     gpt_oss_120b_backend,
     offline_backend,
     openai_backend,
@@ -44,6 +46,7 @@ __all__ = [
     "ExecutionClient",
     "ExecutionReply",
     "OpenAICompatibleExecutionClient",
+    "Price",
     "gpt_oss_120b_backend",
     "offline_backend",
     "openai_backend",
@@ -206,7 +209,7 @@ class OpenAICompatibleExecutionClient(ClosingClient):
             model=model if isinstance(model, str) and model else self._backend.model,
             attempts=attempts,
             elapsed_s=elapsed_s,
-            cost_usd=_cost(usage.get("cost")),
+            cost_usd=_cost(usage, self._backend.price),
         )
 
     def _unavailable(self, detail: str) -> ExecutorUnavailable:
@@ -293,7 +296,13 @@ def _first_text(*values: object) -> str:
     return next((value for value in values if isinstance(value, str) and value), "")
 
 
-def _cost(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+def _cost(usage: Mapping[str, Any], price: Price | None) -> float | None:
+    """What a call cost: by the server's own account, else by the price; None when neither is known."""
+    told = usage.get("cost")
+    if isinstance(told, int | float) and not isinstance(told, bool) and math.isfinite(told) and told >= 0:
+        return float(told)
+    if price is None or price == FREE:
+        return None if price is None else 0.0
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    counted = type(prompt) is int and type(completion) is int and min(prompt, completion) >= 0
+    return price.cost_usd(prompt, completion) if counted else None

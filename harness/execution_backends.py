@@ -18,11 +18,26 @@ _RESERVED_OPTIONS = frozenset({"model", "messages", "temperature", "max_tokens",
 
 
 @dataclass(frozen=True)
+class Price:
+    """What a model's tokens cost, in US dollars per million."""
+
+    prompt_usd: float
+    completion_usd: float
+
+    def cost_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """The cost of one call."""
+        return (prompt_tokens * self.prompt_usd + completion_tokens * self.completion_usd) / 1e6
+
+
+FREE = Price(0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class ExecutionBackend:
     """Which executor is asked and within which limits; raises `ConfigError` for values that cannot work.
 
     `timeout_s` is the deadline of one whole call, with its retries and waits.  `concurrency` is for the caller to keep.
-    None means "do not send this option".
+    None means "do not send this option".  `price` None: only the server can say what a call cost.
     """
 
     name: str
@@ -36,6 +51,7 @@ class ExecutionBackend:
     max_retries: int = 3
     retry_backoff_s: float = 2.0
     request_options: Mapping[str, Any] = field(default_factory=dict)
+    price: Price | None = None
 
     def __post_init__(self) -> None:
         for name in ("name", "model"):
@@ -90,6 +106,7 @@ def offline_backend(base_url: str = "http://127.0.0.1:8000/v1", *, concurrency: 
         concurrency=concurrency,
         max_retries=3,
         retry_backoff_s=0.5,
+        price=FREE,
     )
 
 
@@ -106,6 +123,7 @@ def gpt_oss_120b_backend(
         temperature=0.0,
         concurrency=concurrency,
         request_options={"reasoning_effort": reasoning_effort},
+        price=FREE,
     )
 
 

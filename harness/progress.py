@@ -135,10 +135,28 @@ def step_line(summary: Mapping[str, Any], total_steps: int, score_label: str) ->
         f"step {summary['step'] + 1}/{total_steps}  best {score_label} {best_text}{gained}  {verdicts}\n"
         f"           reward mean {summary['reward_mean']:.3f} max {summary['reward_max']:.3f}  "
         f"guidance {summary['well_formed_guidance']}/{summary['sampled_rollouts']} well-formed  {shown}  "
-        f"rollouts {summary['rollout_s']:.0f}s  train {summary['train_s']:.0f}s"
+        f"{spent(summary)}rollouts {summary['rollout_s']:.0f}s  train {summary['train_s']:.0f}s"
         + (f"  quarantined {summary['quarantined']}" if summary.get("quarantined") else "")
         + ("  (no learning signal: all groups constant)" if summary["zero_signal"] else "")
     )
+
+
+def spent(summary: Mapping[str, Any]) -> str:
+    """Tokens and money of a step, as a part of its line; nothing for a step that was recorded without them."""
+    kinds = ("prompt_tokens", "completion_tokens", "executor_prompt_tokens", "executor_completion_tokens")
+    if any(kind not in summary for kind in kinds):
+        return ""
+    tokens, cost = sum(summary[kind] for kind in kinds), summary.get("cost_usd")
+    money = "cost unknown  " if cost is None else f"${cost:.2f}  " if cost else ""
+    return f"tokens {short_count(tokens)}  {money}"
+
+
+def short_count(count: int) -> str:
+    """1234567 -> 1.2M, for a line that is read at a glance."""
+    for size, letter in ((1_000_000, "M"), (1_000, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count)
 
 
 def _status_order(item: tuple[str, int]) -> tuple[bool, str]:

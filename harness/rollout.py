@@ -72,6 +72,9 @@ class RolloutOutcome:
     prompt_tokens: int
     completion_tokens: int
     executor_attempts: int
+    executor_prompt_tokens: int
+    executor_completion_tokens: int
+    cost_usd: float | None
     finished_at: str
 
 
@@ -131,6 +134,9 @@ class RolloutRunner:
             prompt_tokens=token_count(guidance["usage"], "prompt_tokens"),
             completion_tokens=token_count(guidance["usage"], "completion_tokens"),
             executor_attempts=token_count(execution, "attempts") if execution else 0,
+            executor_prompt_tokens=token_count(execution["usage"], "prompt_tokens") if execution else 0,
+            executor_completion_tokens=token_count(execution["usage"], "completion_tokens") if execution else 0,
+            cost_usd=execution.get("cost_usd") if execution else 0.0,
             finished_at=utc_now(),
         )
         if not done.reported:

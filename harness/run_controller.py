@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,19 +32,21 @@ from harness.rollout import RolloutOutcome
 from harness.rollout_log import StepLog
 from harness.run_state import ResumeState, RunStateStore
 from harness.search import GuidanceSearch, StepResult
+from harness.stopping import StopRules
 from harness.storage import copy_file
 from harness.training_bridge import ServingState, TrainingBridge
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What one call of `run` did; steps count from 0."""
+    """What one call of `run` did; steps count from 0.  `stopped` says why it ended before the last step, if it did."""
 
     start_step: int
     next_step: int
     outcomes: tuple[RolloutOutcome, ...]
     step_summaries: tuple[Mapping[str, Any], ...]
     load_id: str | None
+    stopped: str | None = None
 
 
 class GuidanceRunController:
@@ -58,17 +60,19 @@ class GuidanceRunController:
         progress: RunProgress,
         *,
         policy_frozen: bool = False,
+        stop_rules: StopRules | None = None,
     ) -> None:
         self._search = search
         self._bridge = bridge
         self._store = store
         self._progress = progress
         self._policy_frozen = policy_frozen
+        self._stop_rules = stop_rules or StopRules()
 
     async def run(self, total_steps: int) -> RunOutcome:
         """Run the steps from the saved position up to `total_steps` (absolute, not additional).
 
-        Raises whatever stops a step; the state directory is resumable then.
+        A stop rule may end it earlier.  Raises whatever stops a step; the state directory is resumable then.
         """
         if total_steps < 1:
             raise ValueError(f"total_steps is {total_steps}, at least 1 is needed")
@@ -80,7 +84,7 @@ class GuidanceRunController:
         serving = await self._bridge.state()
         outcomes: list[RolloutOutcome] = []
         state = await self._repair(saved, serving, total_steps)
-        while state.next_step < total_steps:
+        while state.next_step < total_steps and self._stop_reason(state) is None:
             step = state.next_step
             async with RolloutJournal(self._store.journal_path(step)) as journal:
                 result = await self._search.run_step(step, journal, load_id=serving.load_id, total_steps=total_steps)
@@ -91,9 +95,17 @@ class GuidanceRunController:
                 serving = await self._bridge.wait_for_step(step, result.attempt)
                 train_s = time.monotonic() - trained_from
                 state = await self._commit(state, result, serving, train_s, journal, total_steps)
+        stopped = self._stop_reason(state) if state.next_step < total_steps else None
+        if stopped is not None:
+            self._progress.event("run_stopped", next_step=state.next_step, reason=stopped)
+            self._progress.line(f"stopped after step {state.next_step}/{total_steps}: {stopped}")
         return RunOutcome(
-            saved.next_step, state.next_step, tuple(outcomes), tuple(state.step_summaries), serving.load_id
+            saved.next_step, state.next_step, tuple(outcomes), tuple(state.step_summaries), serving.load_id, stopped
         )
+
+    def _stop_reason(self, state: ResumeState) -> str | None:
+        direction = self._search.library.settings.score_direction
+        return self._stop_rules.reason(state.step_summaries, grid_size=self._search.grid.size, direction=direction)
 
     async def _repair(self, saved: ResumeState, serving: ServingState, total_steps: int) -> ResumeState:
         """Bring the three positions together, or refuse."""
@@ -209,7 +221,16 @@ def step_summary(
         "executor_attempts": sum(outcome.executor_attempts for outcome in result.outcomes),
         "prompt_tokens": sum(outcome.prompt_tokens for outcome in result.outcomes),
         "completion_tokens": sum(outcome.completion_tokens for outcome in result.outcomes),
+        "executor_prompt_tokens": sum(outcome.executor_prompt_tokens for outcome in result.outcomes),
+        "executor_completion_tokens": sum(outcome.executor_completion_tokens for outcome in result.outcomes),
+        "cost_usd": total_cost_usd([outcome.cost_usd for outcome in result.outcomes]),
     }
+
+
+def total_cost_usd(costs: Sequence[float | None]) -> float | None:
+    """The sum; unknown as soon as one part is."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
 
 
 def seed_score(library: GuidanceLibrary) -> float | None:

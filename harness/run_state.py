@@ -23,6 +23,7 @@ from harness.storage import read_json_object, write_json
 IDENTITY_VERSION = 1
 RESUME_FORMAT_VERSION = 1
 IDENTITY_FILE = "task-identity.json"
+RESUME_FILE = "resume-state.json"
 JUDGE_FIELDS = ("judge_suite", "judge_suite_sha256")
 """The identity's fields that only a running judge can tell."""
 
@@ -102,7 +103,7 @@ class RunStateStore:
         self.run_dir = run_dir
         self.library_path = run_dir / "library.json"
         self.committed_path = run_dir / "committed-library.json"
-        self.resume_path = run_dir / "resume-state.json"
+        self.resume_path = run_dir / RESUME_FILE
         self.result_path = run_dir / "result.json"
         self._identity = dict(identity)
         self._extra = dict(extra)

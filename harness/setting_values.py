@@ -53,8 +53,13 @@ class Environ:
             return default
         value = as_number(text)
         if value is None or value <= above:
-            raise ConfigError(f"{name}={text!r} must be a finite number greater than {above:g}")
+            bound = "" if above == -math.inf else f" greater than {above:g}"
+            raise ConfigError(f"{name}={text!r} must be a finite number{bound}")
         return value
+
+    def optional_number(self, name: str, *, above: float = -math.inf) -> float | None:
+        """A finite number greater than `above`, or None when unset."""
+        return None if self.get(name) is None else self.number(name, 0.0, above=above)
 
     def url(self, name: str, default: str) -> str:
         """An http(s) URL with a host, without a trailing slash."""

@@ -16,6 +16,7 @@ from loopback import Loopback, Seen, answer, refusing_url, script, serve, serve_
 
 from harness.errors import ConfigError, ExecutorUnavailable
 from harness.execution import ExecutionBackend, ExecutionReply, OpenAICompatibleExecutionClient, openai_backend
+from harness.execution_backends import FREE, Price
 from harness.http_common import MAX_RETRY_WAIT_S, retry_after_s
 from harness.prompts import ChatMessage, Prompt
 
@@ -248,6 +249,25 @@ async def one_reply(value: dict[str, Any]) -> ExecutionReply:
 
 def completion(message: Any, **choice: Any) -> dict[str, Any]:
     return {"choices": [{"message": message, "finish_reason": "stop", **choice}]}
+
+
+@pytest.mark.parametrize(
+    ("usage", "price", "cost"),
+    [
+        ({"prompt_tokens": 2_000_000, "completion_tokens": 1_000_000}, Price(0.5, 2.0), 3.0),
+        ({"prompt_tokens": 10, "completion_tokens": 10, "cost": 0.25}, Price(0.5, 2.0), 0.25),
+        ({"prompt_tokens": 10, "completion_tokens": 10, "cost": -1}, None, None),
+        ({"prompt_tokens": 10}, Price(0.5, 2.0), None),
+        ({"prompt_tokens": True, "completion_tokens": 1}, Price(0.5, 2.0), None),
+        ({}, FREE, 0.0),
+        ({}, None, None),
+    ],
+)
+async def test_a_call_costs_what_the_server_says_else_its_price_else_nobody_knows(
+    usage: dict[str, Any], price: Price | None, cost: float | None
+) -> None:
+    async with serve(script([lambda: answer({**GOOD, "usage": usage})])) as server:
+        assert (await ask(backend(server.url, price=price))).cost_usd == cost
 
 
 async def test_a_reply_has_text_reasoning_counts_and_cost() -> None:

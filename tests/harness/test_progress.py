@@ -45,6 +45,14 @@ def test_the_step_line_names_best_verdicts_reward_and_training() -> None:
     assert "no learning signal" not in line
 
 
+def test_the_step_line_tells_tokens_and_what_is_known_of_the_cost() -> None:
+    tokens = {"prompt_tokens": 1000, "completion_tokens": 200, "executor_prompt_tokens": 2_000_000}
+    paid = {**SUMMARY, **tokens, "executor_completion_tokens": 50, "cost_usd": 3.126}
+    assert "tokens 2.0M  $3.13" in step_line(paid, 3, "score")
+    assert "cost unknown" in step_line({**paid, "cost_usd": None}, 3, "score")
+    assert "$" not in step_line({**paid, "cost_usd": 0.0}, 3, "score")
+
+
 def test_a_step_without_signal_or_progress_says_so() -> None:
     line = step_line({**SUMMARY, "zero_signal": True, "best_gain": 0.0, "best_raw_score": None}, 1, "score")
     assert "no learning signal: all groups constant" in line

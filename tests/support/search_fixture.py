@@ -20,6 +20,7 @@ from harness.run_controller import GuidanceRunController, RunOutcome
 from harness.run_state import RunStateStore
 from harness.search import GuidanceSearch
 from harness.state import VerdictStatus, VerificationResult
+from harness.stopping import StopRules
 from harness.training_bridge import ServiceTrainingBridge
 
 SCENARIO = "guidance-ttt-toy"
@@ -44,7 +45,7 @@ class World:
     async def _read_status(self) -> Mapping[str, Any]:
         return self.reef.status(SCENARIO)
 
-    async def run(self, total_steps: int) -> RunOutcome:
+    async def run(self, total_steps: int, rules: StopRules | None = None) -> RunOutcome:
         """What one process does: open the state directory, run, close."""
         progress = RunProgress(self.run_dir / "events.jsonl", self.out)
         store = RunStateStore(self.run_dir, {"task": "toy"}, {})
@@ -60,7 +61,9 @@ class World:
         )
         bridge = ServiceTrainingBridge(self._read_status, SCENARIO, timeout_s=5.0, poll_interval_s=0.0)
         try:
-            controller = GuidanceRunController(search, bridge, store, progress, policy_frozen=self.policy_frozen)
+            controller = GuidanceRunController(
+                search, bridge, store, progress, policy_frozen=self.policy_frozen, stop_rules=rules
+            )
             return await controller.run(total_steps)
         finally:
             progress.close()
