@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from harness.errors import ConfigError, ExecutorUnavailable
 from harness.execution_backends import (
@@ -205,7 +205,7 @@ class OpenAICompatibleExecutionClient(ClosingClient):
             text=_content(message.get("content")) or _content(choice.get("text")),
             reasoning=_first_text(message.get("reasoning_content"), message.get("reasoning"), choice.get("reasoning")),
             finish_reason=finish if isinstance(finish, str) else None,
-            usage={key: value for key, value in usage.items() if type(value) is int and value >= 0},
+            usage={key: value for key, value in usage.items() if _is_count(value)},
             model=model if isinstance(model, str) and model else self._backend.model,
             attempts=attempts,
             elapsed_s=elapsed_s,
@@ -303,6 +303,9 @@ def _cost(usage: Mapping[str, Any], price: Price | None) -> float | None:
         return float(told)
     if price is None or price == FREE:
         return None if price is None else 0.0
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    counted = type(prompt) is int and type(completion) is int and min(prompt, completion) >= 0
-    return price.cost_usd(prompt, completion) if counted else None
+    counts = [count for name in ("prompt_tokens", "completion_tokens") if _is_count(count := usage.get(name))]
+    return price.cost_usd(counts[0], counts[1]) if len(counts) == 2 else None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
