@@ -27,7 +27,7 @@ from harness.prompts import GuidanceExamples, Prompt, build_guidance_prompt
 from harness.rollout import Services
 from harness.run_controller import GuidanceRunController
 from harness.run_state import IDENTITY_FILE, RunStateStore, bind_identity, run_identity
-from harness.scorer import JudgeScorer
+from harness.scorer import JudgeScorer, Scorer
 from harness.search import GuidanceSearch, PromptBuilder
 from harness.state import LibraryEntry
 from harness.training_bridge import ServiceTrainingBridge
@@ -44,6 +44,7 @@ class Run:
     library: GuidanceLibrary
     store: RunStateStore
     contract: TaskContract
+    scorer: Scorer
 
 
 class ReefPolicy:
@@ -125,7 +126,7 @@ async def open_run(
         controller = GuidanceRunController(
             search, bridge, store, progress, policy_frozen=config.policy_frozen, stop_rules=config.stop_rules
         )
-        yield Run(controller, library, store, contract)
+        yield Run(controller, library, store, contract, scorer)
 
 
 async def open_library(

@@ -36,11 +36,13 @@ class TaskEntry:
     """What the harness must know of a task beyond its directory.
 
     `quick_problem` is the judge's smaller problem that the local profile searches on; None where there is none.
+    `timed` tasks score running times, which are noisy: their best programs are measured again before one is submitted.
     """
 
     judge_port: int
     verifier_timeout_s: float
     quick_problem: str | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ class Profile:
 
 TASKS: Mapping[str, TaskEntry] = {
     "polyomino_packing": TaskEntry(judge_port=8081, verifier_timeout_s=340.0, quick_problem="0-quick"),
-    "lasso_path": TaskEntry(judge_port=8082, verifier_timeout_s=660.0, quick_problem="lasso_path-quick"),
+    "lasso_path": TaskEntry(judge_port=8082, verifier_timeout_s=660.0, quick_problem="lasso_path-quick", timed=True),
     "ahc058": TaskEntry(judge_port=8082, verifier_timeout_s=530.0, quick_problem="ahc058-quick"),
-    "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0),
+    "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0, timed=True),
 }
 PROFILES: Mapping[str, Profile] = {
     "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 2e-4, True),
@@ -111,6 +113,7 @@ class RunConfig:
     prompt_style: str
     limits: Limits
     stop_rules: StopRules
+    remeasured_programs: int
     run_seed: int
     environment: str
     seed_path: Path | None
@@ -202,6 +205,7 @@ class RunConfig:
             ),
             limits=limits,
             stop_rules=_stop_rules(env, grid[0] * grid[1]),
+            remeasured_programs=env.integer("GUIDANCE_REMEASURE", 3 if TASKS[task].timed else 0, 0, 100),
             run_seed=int(service_environ["GUIDANCE_RUN_SEED"]),
             environment=env.choice("GUIDANCE_ENVIRONMENT", "auto", ENVIRONMENTS),
             seed_path=_path(seed, root) if (seed := env.get("GUIDANCE_SEED")) else None,

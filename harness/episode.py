@@ -19,8 +19,9 @@ from harness.config import TASKS, RunConfig
 from harness.contract import load_task
 from harness.environment_choice import choose_environment
 from harness.errors import GuidanceError
+from harness.remeasure import ROUNDS
 from harness.run_controller import total_cost_usd
-from harness.run_state import IDENTITY_FILE, JUDGE_FIELDS, RESUME_FILE, check_identity, run_identity
+from harness.run_state import IDENTITY_FILE, JUDGE_FIELDS, RESUME_FILE, SUBMISSION_FILE, check_identity, run_identity
 from harness.storage import StateLock, clean_stray_temp_files, read_json_object, write_json
 
 EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -148,6 +149,7 @@ def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None)
                 f"({result['score_label']}, problem {result['search_problem']})",
                 f"best           {result['best_score']:.4f}   {found}",
                 *(["policy         frozen: a control run, no update changed it"] if result["policy_frozen"] else []),
+                *submitted_line(result["submitted"]),
                 *([f"stopped        {result['stopped']}"] if result["stopped"] else []),
                 f"Harbor reward  {rewards.get('reward')}   (the task's own verifier)",
                 f"program        {result['program']}",
@@ -160,6 +162,16 @@ def print_result(config: RunConfig, rewards: Mapping[str, Any], uri: str | None)
     )
 
 
+def submitted_line(submission: Mapping[str, Any] | None) -> list[str]:
+    """What was measured again, when anything was."""
+    if submission is None or not submission["remeasured"]:
+        return []
+    mean, seen = submission["mean"], submission["search_score"]
+    if mean is None:
+        return [f"submitted      {seen:.4f}   none of the best was valid each time it was measured again"]
+    return [f"submitted      {mean:.4f}   mean of {ROUNDS} new measurements; the search saw {seen:.4f}"]
+
+
 def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) -> dict[str, Any]:
     """Seed, best and reward of a finished run, read from its committed archive."""
     archive = read_json_object(config.run_dir / "committed-library.json")
@@ -168,6 +180,7 @@ def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) ->
     seed = next(entry for entry in entries.values() if entry["timestep"] == 0)
     contract = load_task(config.task_dir)
     summaries = committed_summaries(config) or []
+    submission = config.run_dir / SUBMISSION_FILE
     suffix = Path(contract.source_file.name).suffix
     return {
         "task": config.task,
@@ -187,6 +200,7 @@ def summarize(config: RunConfig, rewards: Mapping[str, Any], uri: str | None) ->
             if entry["verifier_status"] == "valid" and entry["verifier_raw_score"] == best["verifier_raw_score"]
         ),
         "best_entry_id": best["id"],
+        "submitted": read_json_object(submission) if submission.exists() else None,
         "rewards": dict(rewards),
         "program": str(config.run_dir / f"best{suffix}"),
         "trial": _local(uri),

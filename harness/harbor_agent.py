@@ -20,8 +20,10 @@ from harness.config import RunConfig
 from harness.contract import TaskContract
 from harness.errors import GuidanceError, StateCorrupt
 from harness.progress import RunProgress, utc_now
+from harness.remeasure import ROUNDS, Remeasured, remeasure, steadiest
 from harness.rollout import RolloutOutcome
 from harness.run_controller import RunOutcome
+from harness.state import LibraryEntry
 from harness.storage import write_json, write_text
 from harness.trajectory import RolloutRecord, SubmissionRecord, TrajectoryTotals, build_trajectory
 
@@ -60,7 +62,8 @@ class HarborAgent(BaseAgent):
             async with open_run(config, contract, progress, os.environ) as run:
                 outcome = await run.controller.run(config.steps)
                 fill_context(context, outcome)
-                submission = await submit_best(run, environment)
+                best = await choose_program(run, progress, config.remeasured_programs)
+                submission = await submit(best, run, environment)
         except GuidanceError as error:
             progress.event("run_failed", error=type(error).__name__, message=str(error))
             raise
@@ -80,11 +83,32 @@ class HarborAgent(BaseAgent):
         write_json(Path(self.logs_dir) / "trajectory.json", trajectory)
 
 
-async def submit_best(run: Run, environment: BaseEnvironment) -> SubmissionRecord:
-    """Upload the archive's best program as the workspace's solution file and keep a copy in the state directory."""
+async def choose_program(run: Run, progress: RunProgress, remeasured: int) -> LibraryEntry:
+    """The archive's best program; of a timing task the steadiest of the `remeasured` best (see `submission.json`)."""
     best = run.library.best_entry()
     if best is None or not best.solution.strip():
         raise StateCorrupt(f"the archive {run.store.committed_path} holds no program to submit")
+    nodes = run.library.top_candidates(remeasured)
+    candidates = [entry for node in nodes if (entry := run.library.entry_of(node)) is not None]
+    results: list[Remeasured] = []
+    if candidates:
+        progress.line(f"measuring the best {len(candidates)} program(s) again, {ROUNDS} times in turn")
+        results = await remeasure(candidates, run.scorer.evaluate)
+        chosen = steadiest(results, run.contract.score_direction)
+        best = best if chosen is None else run.library.entry(chosen.entry_id)
+    record = {
+        "entry_id": best.id,
+        "search_score": best.verifier_raw_score,
+        "mean": next((result.mean for result in results if result.entry_id == best.id), None),
+        "remeasured": [result.as_dict() for result in results],
+    }
+    write_json(run.store.submission_path, record)
+    progress.event("program_chosen", **record)
+    return best
+
+
+async def submit(best: LibraryEntry, run: Run, environment: BaseEnvironment) -> SubmissionRecord:
+    """Upload a program as the workspace's solution file and keep a copy in the state directory."""
     name = run.contract.source_file.name
     target = f"{WORKSPACE}/{name}"
     write_text(run.store.run_dir / f"best{Path(name).suffix}", best.solution)

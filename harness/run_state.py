@@ -24,6 +24,7 @@ IDENTITY_VERSION = 1
 RESUME_FORMAT_VERSION = 1
 IDENTITY_FILE = "task-identity.json"
 RESUME_FILE = "resume-state.json"
+SUBMISSION_FILE = "submission.json"
 JUDGE_FIELDS = ("judge_suite", "judge_suite_sha256")
 """The identity's fields that only a running judge can tell."""
 
@@ -105,6 +106,7 @@ class RunStateStore:
         self.committed_path = run_dir / "committed-library.json"
         self.resume_path = run_dir / RESUME_FILE
         self.result_path = run_dir / "result.json"
+        self.submission_path = run_dir / SUBMISSION_FILE
         self._identity = dict(identity)
         self._extra = dict(extra)
 
