@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from guidance_ttt import ports
 from guidance_ttt.model import MARKER_FILE, MODEL_NAME, ModelUnavailable, ensure_policy_model
 from guidance_ttt.services import ServiceSpec
 from guidance_ttt.wings import PROJECT_ROOT, executor_argv, judge_argv
@@ -30,7 +31,9 @@ REEF_READY_GPU_S = 3600.0
 REEF_GRACE_S = 45.0
 """Reef gives its own children 30 s; its guard must not be quicker."""
 
-GPU_MODULES = ("ray", "sglang", "slime", "megatron")
+GPU_MODULES = ("ray", "sglang", "slime.backends", "megatron.core", "megatron.bridge")
+"""What Reef's Slime backend imports; the submodules tell the right packages from others of the same name."""
+
 _CREDENTIAL_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 _REEF_CREDENTIALS = ("GUIDANCE_REEF_TOKEN", "WANDB_API_KEY", "HF_TOKEN")
 
@@ -79,8 +82,12 @@ def base_environment(config: RunConfig, environ: Mapping[str, str]) -> dict[str,
     env = {**environ, "PYTHONUNBUFFERED": "1"}
     env.setdefault("HF_HUB_OFFLINE", "1")  # the model is a local directory; a wrong path must fail at once
     hosts = [*LOOPBACK_HOSTS]
-    if config.profile == "gpu" and env.get("REEF_INFERENCE_HOST"):
-        hosts.append(env["REEF_INFERENCE_HOST"])
+    if config.trains_over_ray:
+        # The engines' router binds the machine's own address, not loopback.
+        own = env.get("REEF_INFERENCE_HOST") or ports.own_address()
+        if own:
+            env["REEF_INFERENCE_HOST"] = own
+            hosts.append(own)
     for name in ("NO_PROXY", "no_proxy"):
         present = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
         env[name] = ",".join([*present, *(host for host in hosts if host not in present)])
@@ -144,8 +151,7 @@ def reef_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
     # Threads that spin while they wait lose a core to whatever else runs here (the judge's programs, a second service):
     # measured on two busy cores, sampling was ten times slower with them.
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    gpu = config.profile == "gpu"
-    if gpu:
+    if config.trains_over_ray:
         env.setdefault("CUDA_VISIBLE_DEVICES", "0,1")
     return ServiceSpec(
         name="reef",
@@ -154,7 +160,7 @@ def reef_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
         cwd=PROJECT_ROOT,
         log_path=log_path(config, "reef"),
         health_url=f"{config.service_url}/healthz",
-        ready_timeout_s=REEF_READY_GPU_S if gpu else REEF_READY_S,
+        ready_timeout_s=REEF_READY_GPU_S if config.trains_over_ray else REEF_READY_S,
         port_setting=f"GUIDANCE_REEF_PORT={config.reef_port + 1000}",
         cure=f"Check the config alone: .venv/bin/reef serve -c {config.config_path} --print-config "
         "(the first lines of the log show the command and its settings)",
@@ -179,17 +185,25 @@ def is_local(url: str) -> bool:
 
 
 def require_profile(config: RunConfig) -> None:
-    """Refuse the GPU profile early, naming what is missing, instead of failing inside Reef an hour later."""
-    if config.profile != "gpu":
+    """Refuse a trainer on GPUs early, naming what is missing, instead of failing inside Reef an hour later."""
+    if not config.trains_over_ray:
         return
-    missing = [name for name in GPU_MODULES if importlib.util.find_spec(name) is None]
-    if shutil.which("nvidia-smi") is None:
-        missing.insert(0, "an NVIDIA driver (nvidia-smi)")
+    programs = {"nvidia-smi": "an NVIDIA driver (nvidia-smi)", "git-lfs": "git-lfs"}
+    missing = [what for program, what in programs.items() if shutil.which(program) is None]
+    missing += [name for name in GPU_MODULES if not has_module(name)]
     if missing:
         raise GuidanceError(
-            f"GUIDANCE_PROFILE=gpu needs Reef's Slime runtime; not found here: {', '.join(missing)}. "
-            "Run inside an image that carries it, or use GUIDANCE_PROFILE=local."
+            f"{config.config_path.name} trains with Reef's Slime runtime; not found here: {', '.join(missing)}. "
+            "Run inside the GPU image (docs/gpu.md), or use GUIDANCE_PROFILE=local."
         )
+
+
+def has_module(name: str) -> bool:
+    """Whether a module can be found; only the packages above it are imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
 
 
 def prepare_model(config: RunConfig, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:

@@ -82,3 +82,14 @@ def fetch(url: str, timeout_s: float) -> tuple[int, str] | None:
         return None
     finally:
         connection.close()
+
+
+def own_address() -> str | None:
+    """This machine's address on the network it would use by default; None when it has none.  Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation, so it is reached by the default route
+        except OSError:
+            return None
+        address: str = probe.getsockname()[0]
+        return address

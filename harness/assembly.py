@@ -24,13 +24,14 @@ from harness.library import ArchiveSettings, GuidanceLibrary
 from harness.policy import GuidanceReply, ReefPolicyClient
 from harness.progress import RunProgress
 from harness.prompts import GuidanceExamples, Prompt, build_guidance_prompt
+from harness.ray_bridge import RayTrainer, RayTrainingBridge, trainer_address
 from harness.rollout import Services
 from harness.run_controller import GuidanceRunController
 from harness.run_state import IDENTITY_FILE, RunStateStore, bind_identity, run_identity
 from harness.scorer import JudgeScorer, Scorer
 from harness.search import GuidanceSearch, PromptBuilder
 from harness.state import LibraryEntry
-from harness.training_bridge import ServiceTrainingBridge
+from harness.training_bridge import ServiceTrainingBridge, TrainingBridge
 
 SAME_REASON_S = 10.0
 """How long a reason for a retry that was just told is not told again."""
@@ -122,11 +123,19 @@ async def open_run(
             build_prompt=_prompt_builder(config, contract),
             progress=progress,
         )
-        bridge = ServiceTrainingBridge(client.status, config.scenario, timeout_s=config.train_timeout_s)
+        bridge = training_bridge(config, client)
         controller = GuidanceRunController(
             search, bridge, store, progress, policy_frozen=config.policy_frozen, stop_rules=config.stop_rules
         )
         yield Run(controller, library, store, contract, scorer)
+
+
+def training_bridge(config: RunConfig, client: ReefPolicyClient) -> TrainingBridge:
+    """How this run learns that a step was trained; raises `ConfigError` when the trainer cannot be found."""
+    if not config.trains_over_ray:
+        return ServiceTrainingBridge(client.status, config.scenario, timeout_s=config.train_timeout_s)
+    trainer = RayTrainer(trainer_address(config.state_dir))
+    return RayTrainingBridge(client.status, trainer, config.scenario, timeout_s=config.train_timeout_s)
 
 
 async def open_library(

@@ -55,6 +55,7 @@ class Profile:
     prompt_style: str
     learning_rate: float
     quick_search: bool
+    training_backend: str
 
 
 TASKS: Mapping[str, TaskEntry] = {
@@ -64,8 +65,8 @@ TASKS: Mapping[str, TaskEntry] = {
     "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0, timed=True),
 }
 PROFILES: Mapping[str, Profile] = {
-    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 2e-4, True),
-    "gpu": Profile("serve.yaml", "Qwen/Qwen3-8B", "local", "zero-shot", 4e-5, False),
+    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 2e-4, True, "local-torch"),
+    "gpu": Profile("serve.yaml", "Qwen/Qwen3-8B", "local", "zero-shot", 4e-5, False, "slime"),
 }
 EXECUTORS = ("offline", "openai", "local", "openrouter")
 DEFAULT_EXECUTOR_URL = "http://127.0.0.1:8000/v1"
@@ -104,6 +105,7 @@ class RunConfig:
     steps: int
     max_tokens: int
     sequence_length: int
+    training_backend: str
     lora_rank: int
     learning_rate: float
     kl_coef: float
@@ -123,6 +125,11 @@ class RunConfig:
     def run_dir(self) -> Path:
         """Where the harness keeps its own state."""
         return self.state_dir / "guidance-run"
+
+    @property
+    def trains_over_ray(self) -> bool:
+        """Whether the trainer is an actor in a Ray cluster, on GPUs."""
+        return self.training_backend == "slime"
 
     @property
     def policy_frozen(self) -> bool:
@@ -192,6 +199,7 @@ class RunConfig:
             steps=env.integer("GUIDANCE_STEPS", yaml.integer("training", "config", "steps", low=1), 1, 1_000_000),
             max_tokens=yaml.integer("training", "config", "max_tokens", low=1),
             sequence_length=yaml.integer("training", "config", "seq_length", low=2),
+            training_backend=yaml.optional_text("training", "backend") or profile.training_backend,
             lora_rank=yaml.integer("training", "config", "lora_rank", low=1),
             learning_rate=_learning_rate(env, yaml, service_environ["GUIDANCE_LEARNING_RATE"]),
             kl_coef=yaml.number("training", "options", "kl-coef", low=0.0),

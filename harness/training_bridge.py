@@ -1,7 +1,8 @@
 """How the search waits for Reef to train, publish and serve one step.
 
-`ServiceTrainingBridge` reads nothing but `/reef/status`.  The rules (what counts as done, as failed, as still
-waiting) are pure functions over that document; the class only polls.
+`ServiceTrainingBridge` reads nothing but `/reef/status`; `harness.ray_bridge` adds what the GPU profile's trainer says
+of itself.  The rules (what counts as done, as failed, as still waiting) are pure functions over those documents; the
+classes only poll.
 """
 
 from __future__ import annotations
@@ -12,9 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from harness.errors import PolicyUnavailable, TrainingFailed, TrainingStalled
+from harness.errors import ServiceUnavailable, TrainingFailed, TrainingStalled
 
-StatusReader = Callable[[], Awaitable[Mapping[str, Any]]]
+Document = Mapping[str, Any]
+DocumentReader = Callable[[], Awaitable[Document]]
+"""Reads one document; raises `ServiceUnavailable` when it cannot be had now."""
+
+STATUS = "Reef's last status"
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class ServiceTrainingBridge:
 
     def __init__(
         self,
-        read_status: StatusReader,
+        read_status: DocumentReader,
         scenario: str,
         *,
         timeout_s: float,
@@ -117,23 +122,27 @@ class ServiceTrainingBridge:
         self._poll_interval_s = poll_interval_s
         self._error_grace_s = error_grace_s
         self._outage_grace_s = outage_grace_s
+        self._settle_s = outage_grace_s
+        """How long `state()` waits for an update that is under way."""
 
     async def state(self) -> ServingState:
         """The serving state now, once admission is open; waits a bounded time for a service that is still loading."""
-        deadline = time.monotonic() + self._outage_grace_s
+        started = time.monotonic()
         while True:
+            waited_s = time.monotonic() - started
             try:
-                status = await self._read_status()
-                state = serving_state(status, self._scenario)
-            except (PolicyUnavailable, TrainingFailed):
-                if time.monotonic() >= deadline:
+                seen = await self._look()
+                state = self._serving(seen)
+                if self._at_rest(seen, state):
+                    return state
+            except (ServiceUnavailable, TrainingFailed):
+                if waited_s >= self._outage_grace_s:
                     raise
             else:
-                if state.open:
-                    return state
-                if time.monotonic() >= deadline:
+                if waited_s >= self._settle_s:
                     raise TrainingStalled(
-                        f"Reef does not admit requests for {self._scenario!r}: an update is under way"
+                        f"an update is under way in Reef and did not end within {self._settle_s:g} s: "
+                        f"no requests for {self._scenario!r} are admitted{_described(seen)}"
                     )
             await asyncio.sleep(self._poll_interval_s)
 
@@ -141,47 +150,58 @@ class ServiceTrainingBridge:
         """Poll until step `step` is committed and served.
 
         Raises `TrainingFailed` with Reef's reason for a step that cannot succeed, `TrainingStalled` at the deadline and
-        `PolicyUnavailable` when Reef stays unreachable.
+        `ServiceUnavailable` when Reef stays unreachable.
         """
         deadline = time.monotonic() + self._timeout_s
         outage_since: float | None = None
         error_since: float | None = None
-        last: Mapping[str, Any] = {}
+        seen: Mapping[str, Document] = {}
         while True:
             now = time.monotonic()
             try:
-                last = await self._read_status()
+                seen = await self._look()
                 outage_since = None
-            except PolicyUnavailable:
-                outage_since = outage_since or now
+            except ServiceUnavailable:
+                outage_since = now if outage_since is None else outage_since
                 if now - outage_since > self._outage_grace_s:
                     raise
             else:
-                state = serving_state(last, self._scenario)
-                if self._done(state, step):
+                state = self._serving(seen)
+                if self._done(seen, state, step):
                     return state
-                error_since = self._check_errors(last, step, attempt, now, error_since)
+                error = self._error(seen, step, attempt)
+                error_since = None if error is None else now if error_since is None else error_since
+                if error is not None and error_since is not None and now - error_since > self._error_grace_s:
+                    raise TrainingFailed(f"training step {step} failed in Reef: {error}")
             if now >= deadline:
-                raise TrainingStalled(
-                    f"step {step} was not committed within {self._timeout_s:g} s; "
-                    f"Reef's last status: {str(dict(last))[:1500]}"
-                )
+                raise TrainingStalled(f"step {step} was not committed within {self._timeout_s:g} s{_described(seen)}")
             await asyncio.sleep(self._poll_interval_s)
 
-    def _done(self, state: ServingState, step: int) -> bool:
+    # --- what a bridge with more to look at does differently ----------------------------------------------------------
+
+    async def _look(self) -> Mapping[str, Document]:
+        """One look at everything, by name."""
+        return {STATUS: await self._read_status()}
+
+    def _serving(self, seen: Mapping[str, Document]) -> ServingState:
+        return serving_state(seen[STATUS], self._scenario)
+
+    def _at_rest(self, seen: Mapping[str, Document], state: ServingState) -> bool:
+        """Whether a step may begin."""
+        return state.open
+
+    def _done(self, seen: Mapping[str, Document], state: ServingState, step: int) -> bool:
         if state.completed_steps > step + 1:
             raise TrainingFailed(f"Reef committed {state.completed_steps} steps while step {step} was waited for")
-        return state.completed_steps == step + 1 and state.open
+        return state.completed_steps == step + 1 and self._at_rest(seen, state)
 
-    def _check_errors(
-        self, status: Mapping[str, Any], step: int, attempt: int, now: float, error_since: float | None
-    ) -> float | None:
-        reason = failed_step(status, self._scenario, step, attempt)
+    def _error(self, seen: Mapping[str, Document], step: int, attempt: int) -> str | None:
+        """An error that may still heal; raises `TrainingFailed` for one that cannot."""
+        reason = failed_step(seen[STATUS], self._scenario, step, attempt)
         if reason is not None:
             raise TrainingFailed(f"Reef discarded step {step}: {reason}")
-        error = recorded_error(status, self._scenario)
-        if error is None:
-            return None
-        if error_since is not None and now - error_since > self._error_grace_s:
-            raise TrainingFailed(f"training step {step} failed in Reef: {error}")
-        return error_since if error_since is not None else now
+        return recorded_error(seen[STATUS], self._scenario)
+
+
+def _described(seen: Mapping[str, Document]) -> str:
+    return "".join(f"; {name}: {str(dict(document))[:1500]}" for name, document in seen.items())

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
+from training_documents import SCENARIO, Scripted, status
 
 from harness.errors import PolicyUnavailable, TrainingFailed, TrainingStalled
 from harness.training_bridge import ServiceTrainingBridge, failed_step, recorded_error, serving_state
 
-SCENARIO = "guidance-ttt-toy"
 
-
-def status(step: int, *, admission: bool = True, error: str | None = None, **block: Any) -> dict[str, Any]:
-    return {
-        "error": error,
-        "scenarios": {
-            SCENARIO: {
-                "scenario_step": step,
-                "current_runtime_load_id": f"x:{step}",
-                "inference_admission": {"open": admission},
-                "last_committed_step": {"step": step, "metrics": {"train/grad_norm": 0.1}},
-                "processor": {"failed_steps": []},
-                **block,
-            }
-        },
-    }
-
-
-class ScriptedReef:
-    """Answers each status read with the next item; the last one for ever."""
-
-    def __init__(self, *answers: Mapping[str, Any] | Exception) -> None:
-        self.answers = list(answers)
-        self.reads = 0
-
-    async def __call__(self) -> Mapping[str, Any]:
-        self.reads += 1
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def bridge(reef: ScriptedReef, **times: float) -> ServiceTrainingBridge:
+def bridge(reef: Scripted, **times: float) -> ServiceTrainingBridge:
     settings = {"timeout_s": 5.0, "poll_interval_s": 0.0, "error_grace_s": 0.05, "outage_grace_s": 0.05, **times}
     return ServiceTrainingBridge(reef, SCENARIO, **settings)
 
@@ -52,7 +17,7 @@ def bridge(reef: ScriptedReef, **times: float) -> ServiceTrainingBridge:
 async def test_a_step_discarded_for_mixed_releases_fails_at_once_with_the_releases() -> None:
     failed = {"failed_steps": [{"step": 0, "reason": "mixed_release_ids", "release_ids": ["a", "b"]}]}
     with pytest.raises(TrainingFailed, match=r"mixed_release_ids \(releases: a, b\)"):
-        await bridge(ScriptedReef(status(0, processor=failed))).wait_for_step(0, 1)
+        await bridge(Scripted(status(0, processor=failed))).wait_for_step(0, 1)
 
 
 def test_a_discarded_earlier_attempt_does_not_fail_the_current_one() -> None:
@@ -64,36 +29,49 @@ def test_a_discarded_earlier_attempt_does_not_fail_the_current_one() -> None:
 
 async def test_a_standing_training_error_fails_with_its_text() -> None:
     with pytest.raises(TrainingFailed, match="out of memory"):
-        await bridge(ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: out of memory"))).wait_for_step(0, 1)
+        await bridge(Scripted(status(0, error=f"{SCENARIO}: RuntimeError: out of memory"))).wait_for_step(0, 1)
 
 
 async def test_an_error_that_heals_itself_does_not_stop_the_run() -> None:
-    reef = ScriptedReef(status(0, error=f"{SCENARIO}: RuntimeError: once"), status(0), status(1))
+    reef = Scripted(status(0, error=f"{SCENARIO}: RuntimeError: once"), status(0), status(1))
     assert (await bridge(reef, error_grace_s=60.0).wait_for_step(0, 1)).completed_steps == 1
 
 
 async def test_a_short_outage_is_tolerated_and_a_long_one_is_not() -> None:
     away = PolicyUnavailable("connection refused")
-    assert (await bridge(ScriptedReef(away, status(1)), outage_grace_s=60.0).wait_for_step(0, 1)).load_id == "x:1"
+    assert (await bridge(Scripted(away, status(1)), outage_grace_s=60.0).wait_for_step(0, 1)).load_id == "x:1"
     with pytest.raises(PolicyUnavailable):
-        await bridge(ScriptedReef(away)).wait_for_step(0, 1)
+        await bridge(Scripted(away)).wait_for_step(0, 1)
 
 
 async def test_the_deadline_is_a_training_error_that_carries_the_last_status() -> None:
     with pytest.raises(TrainingStalled, match="scenario_step") as caught:
-        await bridge(ScriptedReef(status(0)), timeout_s=0.05).wait_for_step(0, 1)
+        await bridge(Scripted(status(0)), timeout_s=0.05).wait_for_step(0, 1)
     assert not isinstance(caught.value, TimeoutError)
 
 
 async def test_a_committed_step_is_not_done_before_its_weights_are_served() -> None:
-    reef = ScriptedReef(status(1, admission=False), status(1, admission=False), status(1))
+    reef = Scripted(status(1, admission=False), status(1, admission=False), status(1))
     assert (await bridge(reef).wait_for_step(0, 1)).open
     assert reef.reads == 3
 
 
+async def test_a_run_begins_once_admission_is_open_and_not_at_a_service_that_never_opens() -> None:
+    assert (await bridge(Scripted(status(1, admission=False), status(1)), outage_grace_s=60.0).state()).open
+    with pytest.raises(TrainingStalled, match="an update is under way"):
+        await bridge(Scripted(status(1, admission=False))).state()
+
+
+async def test_a_run_waits_for_a_scenario_that_is_still_loading() -> None:
+    loading = {"scenarios": {}}
+    assert (await bridge(Scripted(loading, status(2)), outage_grace_s=60.0).state()).completed_steps == 2
+    with pytest.raises(TrainingFailed, match="no scenario"):
+        await bridge(Scripted(loading)).state()
+
+
 async def test_more_committed_steps_than_waited_for_is_refused() -> None:
     with pytest.raises(TrainingFailed, match="committed 3 steps"):
-        await bridge(ScriptedReef(status(3))).wait_for_step(0, 1)
+        await bridge(Scripted(status(3))).wait_for_step(0, 1)
 
 
 def test_another_scenarios_error_is_not_ours() -> None:
@@ -124,4 +102,4 @@ def test_malformed_failed_steps_are_refused(entries: object) -> None:
 @pytest.mark.parametrize("times", [{"timeout_s": 0.0}, {"timeout_s": -1.0}, {"poll_interval_s": -0.1}])
 def test_impossible_times_are_refused(times: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        bridge(ScriptedReef({}), **times)
+        bridge(Scripted({}), **times)
