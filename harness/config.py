@@ -221,6 +221,8 @@ class RunConfig:
         )._checked(env)
 
     def _checked(self, env: Environ) -> RunConfig:
+        if self.trains_over_ray and self.run_seed == 0:
+            raise ConfigError("GUIDANCE_RUN_SEED=0 cannot seed the GPU trainer (Megatron wants a positive seed); use 1")
         if self.stop_rules.max_cost_usd is not None and self.executor == "openai" and self.backend.price is None:
             raise ConfigError(
                 f"GUIDANCE_MAX_COST={self.stop_rules.max_cost_usd:g} needs to know what {self.backend.model} costs: "

@@ -266,6 +266,11 @@ def test_what_trains_decides_and_not_the_profiles_name(tmp_path: Path) -> None:
         require_profile(other_way)
 
 
+def test_a_seed_that_the_trainer_would_refuse_is_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="GUIDANCE_RUN_SEED=0"):
+        config_of(tmp_path, GUIDANCE_RUN_SEED="0")
+
+
 def test_the_engines_own_address_is_set_and_kept_from_proxies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
