@@ -18,6 +18,8 @@ from support.main_job import MainJob, finish
 from support.reef_process import PROJECT_ROOT, free_port
 from support.tiny_model import build_tiny_model
 
+from guidance_ttt import run
+from harness.errors import GuidanceError
 from harness.jail.check import check_jail
 from harness.jail.tools import JailUnavailable, find_tools
 
@@ -126,6 +128,26 @@ def test_a_complete_run_says_so_without_starting_anything(job: MainJob) -> None:
     assert code == 0
     assert "already complete: 2 step(s)" in text
     assert "starting" not in text
+
+
+def test_the_python_api_gives_the_program_the_scores_and_the_state(job: MainJob) -> None:
+    own = ("GUIDANCE_TASK", "GUIDANCE_STEPS", "GUIDANCE_STATE_DIR", "GUIDANCE_MODEL_PATH", "GUIDANCE_JUDGE_URL")
+    environ = job.environ()
+    settings = {name: value for name, value in environ.items() if name.startswith("GUIDANCE_") and name not in own}
+    result = run(
+        "polyomino_packing",
+        steps=2,
+        state_dir=job.state_dir,
+        policy=job.model_path,
+        judge=environ["GUIDANCE_JUDGE_URL"],
+        settings=settings,
+    )
+    assert (result.task, result.steps_done, result.stopped) == ("polyomino_packing", 2, None)
+    assert result.best_score > result.seed_score
+    assert result.reward == job.read("result.json")["rewards"]["reward"]
+    assert result.program.read_text(encoding="utf-8") == (job.run_dir / "best.cpp").read_text(encoding="utf-8")
+    with pytest.raises(GuidanceError, match="exit code 1"):
+        run("polyomino_packing", steps=2, state_dir=job.state_dir, settings={**settings, "run_seed": 5})
 
 
 def test_other_settings_on_the_same_state_are_refused_field_by_field(job: MainJob) -> None:
