@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,6 +23,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 StateDir = Annotated[
     Path | None, typer.Option("--state-dir", help="State directory; default: GUIDANCE_STATE_DIR or work/<task>.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -85,25 +88,132 @@ def model(
 @app.command()
 def status(
     state_dir: StateDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 s until Ctrl-C.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show how far a run is: steps done, best score, where the best program is, how to continue."""
-    import json
+    """Show where a run stands: steps, best score, whether it is live and what it waits for, how to continue."""
+    from guidance_ttt import status as run_status
+    from guidance_ttt.terminal import emit, safe_json
 
-    from guidance_ttt.status import read_status, render_status
-    from harness.errors import GuidanceError
+    folder = state_dir or _state_dir(_task())
 
-    task = os.environ.get("GUIDANCE_TASK", "").strip() or "polyomino_packing"
-    try:
-        found = read_status(state_dir or _state_dir(task))
-    except GuidanceError as error:
-        _fail(str(error))
-    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else render_status(found))
+    def read() -> run_status.RunStatus:
+        return run_status.read_status(folder, ask_services=True)
+
+    with _errors_in_one_line():
+        if watch:
+            run_status.watch(read, as_json=as_json)
+            return
+        found = read()
+        emit(safe_json(found.as_json()) if as_json else run_status.render_status(found))
+
+
+@app.command()
+def inspect(
+    entry: Annotated[
+        str | None, typer.Argument(help="An id or its beginning, `best`, `seed` or `submitted`.")
+    ] = None,
+    lineage: Annotated[
+        bool, typer.Option("--lineage", help="The way from the seed to ENTRY (default: the best), with each guidance.")
+    ] = False,
+    config: Annotated[
+        bool, typer.Option("--config", help="The settings a run started now would have, and where each comes from.")
+    ] = False,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the archive as a tree, one candidate in full, its lineage, or the settings in force."""
+    from guidance_ttt.terminal import emit
+
+    with _errors_in_one_line():
+        if config:
+            from guidance_ttt.config_view import inspect_config
+
+            environ = dict(os.environ)
+            if state_dir is not None:
+                environ["GUIDANCE_STATE_DIR"] = str(state_dir.absolute())
+            emit(inspect_config(environ, as_json=as_json))
+            return
+        from guidance_ttt.inspect import inspect_archive
+
+        emit(inspect_archive(state_dir or _state_dir(_task()), entry, lineage=lineage, as_json=as_json))
+
+
+@app.command()
+def export(
+    program: Annotated[Path | None, typer.Option(help="Write the best program to this file.")] = None,
+    entry: Annotated[
+        str, typer.Option(help="Whose program: `best`, `submitted`, or an id; see `inspect`.", show_default=True)
+    ] = "best",
+    adapter: Annotated[
+        Path | None, typer.Option(help="Write the served adapter to this directory, as PEFT loads it.")
+    ] = None,
+    archive: Annotated[
+        Path | None, typer.Option(help="Write every candidate to this file, one JSON object a line.")
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the best program, the adapter or the archive out of a state directory; never replaces anything."""
+    from guidance_ttt.export import export as export_state
+    from guidance_ttt.terminal import emit, safe_json, visible
+
+    with _errors_in_one_line():
+        done = export_state(
+            state_dir or _state_dir(_task()), program=program, adapter=adapter, archive=archive, entry=entry
+        )
+    if as_json:
+        emit(safe_json([item.as_json() for item in done]))
+        return
+    for item in done:
+        emit(visible(item.describe()))
+
+
+@app.command()
+def doctor(
+    profile: Annotated[str | None, typer.Option(help="local or gpu; default: GUIDANCE_PROFILE or local.")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Make no call to the executor and no remote one.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also hash the model and score the seed, starting the judge if needed.")
+    ] = False,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, max=600, help="Seconds to wait for a judge that is starting.")
+    ] = 30.0,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check everything a run needs; each problem comes with its cure. Exit code 0: fine, 1: failures, 2: a setting."""
+    from guidance_ttt.doctor.command import run_doctor
+
+    environ = dict(os.environ)
+    if profile is not None:
+        environ["GUIDANCE_PROFILE"] = profile
+    if state_dir is not None:
+        environ["GUIDANCE_STATE_DIR"] = str(state_dir.absolute())
+    raise typer.Exit(run_doctor(environ, offline=offline, deep=deep, wait_s=wait_s, as_json=as_json))
 
 
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+def _task() -> str:
+    """The task that the environment names."""
+    return os.environ.get("GUIDANCE_TASK", "").strip() or "polyomino_packing"
+
+
+@contextlib.contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """End with one line and code 1, or 2 for a wrong setting, instead of a traceback."""
+    from harness.errors import ConfigError, GuidanceError
+
+    try:
+        yield
+    except GuidanceError as error:
+        from guidance_ttt.terminal import visible
+
+        _fail(visible(str(error)), code=2 if isinstance(error, ConfigError) else 1)
 
 
 def _state_dir(task: str) -> Path:
@@ -118,6 +228,6 @@ def _exec(*argv: str) -> NoReturn:
     os.execv(argv[0], argv)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, code: int = 1) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(code)
