@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
-from guidance_ttt.plan import LaunchPlan, plan_from_config, prepare_model, require_profile
+from guidance_ttt.plan import LaunchPlan, MachineLacks, plan_from_config, prepare_model, require_profile, require_task
 from guidance_ttt.services import GuardedProcess, Stack
 from harness.config import RunConfig
 from harness.episode import recall
@@ -31,6 +31,7 @@ RUN_GRACE_S = 60.0
 
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
+EXIT_MISSING = 3
 _SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -80,6 +81,7 @@ def launch(environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
     config = RunConfig.load(environ)
     if recall(config):
         return 0
+    require_task(config, environ)
     require_profile(config)
     plan = plan_from_config(config, environ)
     prepare_model(config, environ, say=say)
@@ -164,6 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         say(f"error: {error}")
         return EXIT_SETTINGS
+    except MachineLacks as error:
+        say(f"error: {error}")
+        return EXIT_MISSING
     except GuidanceError as error:
         say(f"error: {error}")
         return EXIT_FAILED

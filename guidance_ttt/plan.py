@@ -19,7 +19,7 @@ from guidance_ttt import ports
 from guidance_ttt.model import MARKER_FILE, MODEL_NAME, ModelUnavailable, ensure_policy_model
 from guidance_ttt.services import ServiceSpec
 from guidance_ttt.wings import PROJECT_ROOT, executor_argv, judge_argv
-from harness.config import RunConfig
+from harness.config import TASKS, RunConfig
 from harness.errors import ConfigError, GuidanceError
 from harness.redaction import strip_url
 
@@ -31,11 +31,16 @@ REEF_READY_GPU_S = 3600.0
 REEF_GRACE_S = 45.0
 """Reef gives its own children 30 s; its guard must not be quicker."""
 
+GPU_DEVICE = Path("/dev/nvidiactl")
 GPU_MODULES = ("ray", "sglang", "slime.backends", "megatron.core", "megatron.bridge")
 """What Reef's Slime backend imports; the submodules tell the right packages from others of the same name."""
 
 _CREDENTIAL_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
 _REEF_CREDENTIALS = ("GUIDANCE_REEF_TOKEN", "WANDB_API_KEY", "HF_TOKEN")
+
+
+class MachineLacks(GuidanceError):
+    """This machine lacks something that the task cannot do without."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,27 @@ def has_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except ImportError:
         return False
+
+
+def require_task(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Refuse a task that cannot run with these settings on this machine, before anything is started."""
+    lacking: list[str] = []
+    starts_judge = is_local(config.judge_url) and environ.get("GUIDANCE_REUSE_SERVICES", "").strip() != "1"
+    timed = "--correctness-only" not in split_options(environ, "GUIDANCE_JUDGE_ARGS")
+    no_gpu = TASKS[config.task].needs_gpu and starts_judge and timed and not GPU_DEVICE.exists()
+    if no_gpu:
+        lacking.append(
+            "a CUDA GPU, which is not here, for its judge: name a judge on a machine that has one with "
+            "GUIDANCE_JUDGE_URL, or give up timing with GUIDANCE_JUDGE_ARGS=--correctness-only"
+        )
+    if config.executor == "offline" and not (config.task_dir / "offline").is_dir():
+        lacking.append(
+            "a language model as executor, because it has no offline catalogue: set GUIDANCE_EXECUTOR=openai with "
+            "GUIDANCE_EXECUTOR_URL and GUIDANCE_EXECUTOR_MODEL, or GUIDANCE_EXECUTOR=openrouter"
+        )
+    if lacking:
+        message = "\n  - ".join([f"task {config.task} needs", *lacking])
+        raise MachineLacks(message) if no_gpu else ConfigError(message)
 
 
 def prepare_model(config: RunConfig, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:

@@ -13,10 +13,14 @@ JUDGES: Mapping[str, str] = {"polyomino_packing": "polyomino"}
 
 
 def judge_argv(task: str, *, host: str, port: int, state_dir: Path) -> tuple[str, ...]:
-    """Command line of a task's judge; `state_dir` is the run's, the judge gets a folder of its own in it."""
-    name = JUDGES.get(task, task)
+    """Command line of a task's judge: `harbor/<task>/judge.py` where there is one, else the embedded judge.
+
+    `state_dir` is the run's; the judge gets a folder of its own in it.
+    """
+    own = PROJECT_ROOT / "harbor" / task / "judge.py"
+    program = (str(own),) if own.is_file() else ("-m", "judges", JUDGES.get(task, task))
     address = ("--host", host, "--port", str(port))
-    return (sys.executable, "-m", "judges", name, *address, "--state-dir", str(state_dir / "judge"))
+    return (sys.executable, *program, *address, "--state-dir", str(state_dir / "judge"))
 
 
 def executor_argv(task: str, *, host: str, port: int, task_dir: Path) -> tuple[str, ...]:

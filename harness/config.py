@@ -35,6 +35,7 @@ PROMPT_STYLES = ("zero-shot", "few-shot")
 class TaskEntry:
     """What the harness must know of a task beyond its directory.
 
+    `needs_gpu` says that its judge measures nothing on a machine without one.
     `quick_problem` is the judge's smaller problem that the local profile searches on; None where there is none.
     `timed` tasks score running times, which are noisy: their best programs are measured again before one is submitted.
     """
@@ -42,6 +43,7 @@ class TaskEntry:
     judge_port: int
     verifier_timeout_s: float
     quick_problem: str | None = None
+    needs_gpu: bool = False
     timed: bool = False
 
 
@@ -62,7 +64,7 @@ TASKS: Mapping[str, TaskEntry] = {
     "polyomino_packing": TaskEntry(judge_port=8081, verifier_timeout_s=340.0, quick_problem="0-quick"),
     "lasso_path": TaskEntry(judge_port=8082, verifier_timeout_s=660.0, quick_problem="lasso_path-quick", timed=True),
     "ahc058": TaskEntry(judge_port=8082, verifier_timeout_s=530.0, quick_problem="ahc058-quick"),
-    "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0, timed=True),
+    "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0, needs_gpu=True, timed=True),
 }
 PROFILES: Mapping[str, Profile] = {
     "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 2e-4, True, "local-torch"),

@@ -104,6 +104,8 @@ def _serve(options: argparse.Namespace, workers: int) -> None:
         try:
             with open_sandbox(allow_unsafe=options.unsafe) as sandbox:
                 judge = judge_command(options.judge).open_judge(options, sandbox)
+                # A judge that times programs on one device cannot share it.
+                workers = min(workers, getattr(judge, "max_workers", None) or workers)
                 if sandbox.tier is not Tier.CGROUP:
                     print(
                         f"warning: sandbox tier is {sandbox.tier.value}; {_WEAKNESS[sandbox.tier.value]}",

@@ -1,18 +1,22 @@
 """The HTTP side of every judge: four endpoints, JSON only, and an orderly end.
 
 Nothing a client sends may stop the server: bad requests are 4xx with `error` and `hint`, the queue is bounded, bodies
-are bounded, and an unexpected exception is a 500 that leaves everything else running.
+are bounded, and an unexpected exception is a 500 that leaves everything else running.  `serve_alone` is all that a
+judge of one file needs to be served.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import errno
 import logging
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -24,6 +28,8 @@ from judges.store import SubmissionStore
 from judges.upload import BODY_BYTES, CODE_BYTES, read_upload
 
 DEFAULT_QUEUE_LIMIT = 1024
+MAX_UPLOADS = 128
+"""Submissions that may be on their way in at once, each of which holds up to the largest body in memory."""
 _SID = re.compile(r"[0-9a-f]{32}")
 _LOG = logging.getLogger("judges")
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -59,6 +65,7 @@ class _Endpoints:
         self._judge = judge
         self._dispatcher = dispatcher
         self._store = store
+        self._uploads = 0
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -69,7 +76,13 @@ class _Endpoints:
         ]
 
     async def submit(self, request: web.Request) -> web.Response:
-        upload = await read_upload(request)
+        if self._uploads >= MAX_UPLOADS:
+            raise BadSubmission(f"{MAX_UPLOADS} submissions are being sent already", "submit again later", status=503)
+        self._uploads += 1
+        try:
+            upload = await read_upload(request)
+        finally:
+            self._uploads -= 1
         if upload.pid not in self._judge.problems:
             known = ", ".join(self._judge.problems)
             raise BadSubmission(f"unknown pid {upload.pid[:40]!r}", f"known problems: {known}")
@@ -153,3 +166,40 @@ async def serve(
         await dispatcher.stop()
         await runner.cleanup()
         dispatcher.close()
+
+
+def serve_alone(judge: Judge, arguments: Sequence[str], *, default_port: int) -> int:
+    """Serve a judge that brings its own program file, with the usual options; returns the exit code when it ends."""
+    parser = argparse.ArgumentParser(description=f"Serve the judge {judge.name} over HTTP.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=default_port, help="0 for any free one (default: %(default)s)")
+    parser.add_argument("--state-dir", type=Path, default=Path(f"work/{judge.name}-judge"), metavar="DIR")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="submissions judged at once (default: 1)")
+    parser.add_argument("--queue-limit", type=int, default=DEFAULT_QUEUE_LIMIT, metavar="N")
+    options = parser.parse_args(arguments)
+    if options.workers < 1 or options.queue_limit < 1:
+        parser.error("--workers and --queue-limit must be at least 1")
+    logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", level=logging.WARNING)
+    try:
+        listener = bind(options.host, options.port)
+        try:
+            store = SubmissionStore(options.state_dir)
+            try:
+                asyncio.run(
+                    serve(
+                        judge,
+                        store,
+                        listener,
+                        workers=options.workers,
+                        queue_limit=options.queue_limit,
+                        ready=lambda line: print(line, flush=True),
+                    )
+                )
+            finally:
+                store.close()
+        finally:
+            listener.close()
+    except JudgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, AddressInUse) else 1
+    return 0

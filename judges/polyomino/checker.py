@@ -17,6 +17,12 @@ _INT64 = 1 << 63
 _SEPARATORS = re.compile("[ \t\r\n]+")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 MESSAGE_CHARS = 200
+# A cell's new column and row from its x and y: first the reflection (x becomes -x), then as many clockwise quarter
+# turns as the index says, each of which takes (x, y) to (y, -x).
+_TURNS = (
+    ((1, 0, 0, 1), (0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)),
+    ((-1, 0, 0, 1), (0, 1, 1, 0), (1, 0, 0, -1), (0, -1, -1, 0)),
+)
 
 
 @dataclass(frozen=True)
@@ -91,9 +97,10 @@ def _place(case: Case, placements: Sequence[tuple[int, int, int, int]], width: i
     for index, (piece, (shift_x, shift_y, turns, flip)) in enumerate(
         zip(case.pieces, placements, strict=True), start=1
     ):
-        for x, y in _turned(piece, turns, flip):
-            column = x + shift_x
-            row = y + shift_y
+        xx, xy, yx, yy = _TURNS[flip][turns]
+        for x, y in piece:
+            column = xx * x + xy * y + shift_x
+            row = yx * x + yy * y + shift_y
             if not (0 <= column < width and 0 <= row < height):
                 raise _Rejected(f"piece {index} covers ({column}, {row}), outside the {width} x {height} rectangle")
             # One integer per cell is cheaper than a pair; rows never overlap because row < height.
@@ -103,32 +110,17 @@ def _place(case: Case, placements: Sequence[tuple[int, int, int, int]], width: i
             taken.add(cell)
 
 
-def _turned(piece: Piece, turns: int, flip: int) -> Iterator[tuple[int, int]]:
-    """Reflect first (x becomes -x), then turn clockwise: (x, y) becomes (y, -x)."""
-    for cell_x, y in piece:
-        x = -cell_x if flip else cell_x
-        if turns == 0:
-            yield x, y
-        elif turns == 1:
-            yield y, -x
-        elif turns == 2:
-            yield -x, -y
-        else:
-            yield -y, x
-
-
 def _number(words: Iterator[str], name: str, low: int, high: int, piece: int = 0) -> int:
     """The next integer, canonical decimal and in range; raises `_Rejected` naming what was expected where."""
-    place = f"{name} of piece {piece}" if piece else name
     word = next(words, None)
+    if word is not None and _INTEGER.fullmatch(word) and word != "-0" and low <= (value := int(word)) <= high:
+        return value
+    place = f"{name} of piece {piece}" if piece else name
     if word is None:
         raise _Rejected(f"the output ends before {place}")
     if not _INTEGER.fullmatch(word) or word == "-0":
         raise _Rejected(f"{place} is {_shown(word)}, not a plain decimal integer")
-    value = int(word)
-    if not low <= value <= high:
-        raise _Rejected(f"{place} is {_shown(word)}, outside {low}..{high}")
-    return value
+    raise _Rejected(f"{place} is {_shown(word)}, outside {low}..{high}")
 
 
 def _shown(word: str) -> str:

@@ -6,6 +6,8 @@ certain and a program that runs into its time limit on all 70 cases would hold a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,12 +120,7 @@ class PolyominoJudge:
         if not compiled.ok:
             return _rejected(compiled.message, 0.0, artifacts)
         artifacts["stage"] = "run"
-        reports: list[_CaseReport] = []
-        with self._sandbox.executable(compiled.binary) as program:
-            for number in numbers:
-                reports.append(self._run_case(number, program))
-                if not reports[-1].valid:
-                    break
+        reports = self._run_cases(numbers, compiled.binary)
         artifacts["cases"] = [report.artifact() for report in reports]
         artifacts["skipped"] = len(numbers) - len(reports)
         score = mean_score([report.ratio for report in reports], len(numbers))
@@ -138,9 +135,27 @@ class PolyominoJudge:
             artifacts=artifacts,
         )
 
-    def _run_case(self, number: int, program: Path) -> _CaseReport:
-        case = self._case(number)
-        run = self._sandbox.run(
+    def _run_cases(self, numbers: Sequence[int], binary: bytes) -> list[_CaseReport]:
+        """Run case after case up to the first that is not valid; each output is checked while the next case runs."""
+        reports: list[_CaseReport] = []
+        with self._sandbox.executable(binary) as program, ThreadPoolExecutor(1, "polyomino-check") as checker:
+            checking: Future[_CaseReport] | None = None
+            for number in numbers:
+                run = self._run_case(number, program)
+                if checking is not None:
+                    reports.append(checking.result())
+                    if not reports[-1].valid:
+                        return reports
+                if not run.accepted:
+                    # Certain already, and the next case might take as long as this one to fail.
+                    return [*reports, self._report(number, run)]
+                checking = checker.submit(self._report, number, run)
+            if checking is not None:
+                reports.append(checking.result())
+        return reports
+
+    def _run_case(self, number: int, program: Path) -> RunResult:
+        return self._sandbox.run(
             Command(
                 argv=(_PROGRAM,),
                 limits=RUN_LIMITS,
@@ -148,6 +163,9 @@ class PolyominoJudge:
                 stdin=self._suite.inputs[number - 1],
             )
         )
+
+    def _report(self, number: int, run: RunResult) -> _CaseReport:
+        case = self._case(number)
         if not run.accepted:
             return _CaseReport(number, len(case.pieces), False, run.status.value, 0.0, _explain(run), run)
         checked = check_output(case, run.stdout)

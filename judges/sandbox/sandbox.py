@@ -101,7 +101,9 @@ class Sandbox:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=(status_fd,),
-                    start_new_session=True,
+                    # A process group is enough to be killed as one.  A session would be a scheduling group as well,
+                    # which waits for its first turn on a busy machine, and this process would wait with it.
+                    process_group=0,
                     cwd="/",
                     env={"PATH": "/usr/bin:/bin"},
                     bufsize=0,

@@ -123,7 +123,7 @@ class Supervisor:
     def _end_processes(self) -> None:
         """Kill what is left, background processes included, and collect the launcher."""
         if self.process.poll() is None:
-            # The whole session first, so that the launcher cannot add to the cage while it is being emptied.
+            # The whole process group first, so that the launcher cannot add to the cage while it is being emptied.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         self.cage.kill()

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+import judges.server
 from judges.dispatch import Dispatcher
 from judges.errors import AddressInUse, JudgeError, SandboxStopped
 from judges.protocol import BadSubmission, Submission, Verdict, verdict_result
@@ -312,6 +313,29 @@ async def test_waiting_and_running_submissions_say_so_and_a_full_queue_pushes_ba
     assert first["runSeconds"] >= 0.5
     assert first["queueSeconds"] < first["runSeconds"]
     assert last["queueSeconds"] >= 0.5
+
+
+async def test_more_uploads_than_memory_is_meant_for_are_told_to_come_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judges.server, "MAX_UPLOADS", 1)
+    _, stalled = await asyncio.open_connection("127.0.0.1", served.port)
+    head = f"POST /submit HTTP/1.1\r\nHost: judge\r\nContent-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+    stalled.write(head.encode() + b"Content-Length: 1000\r\n\r\n--frontier\r\n")
+    await stalled.drain()
+    for _ in range(200):
+        answer = await served.submit()
+        if answer.status_code != 200:
+            break
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert "being sent already" in answer.json()["error"]
+    stalled.close()
+    for _ in range(200):
+        answer = await served.submit()
+        if answer.status_code == 200:
+            break
+        await asyncio.sleep(0.02)
+    assert answer.status_code == 200, "a client that hung up still counts"
 
 
 async def test_many_submissions_at_once_get_ids_and_results_of_their_own(tmp_path: Path) -> None:
