@@ -10,6 +10,7 @@ from support.tiny_model import build_tiny_model
 
 # Read when the model libraries are imported: nothing here may ever ask a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads starve each other on a busy machine
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +186,20 @@ def test_a_request_frozen_before_an_update_still_gets_its_own_weights(serving: S
     assert (weights.load_id, weights.checkpoint_id) == (first, "one")
     live = Artifact(LiveWeightArtifactRef("content", "live:1", None, first), None)
     assert serving.runtime.weights_of(live).checkpoint_id == "one"
+
+
+async def test_requests_that_come_during_an_update_wait_and_find_the_new_weights(serving: Serving) -> None:
+    serving.runtime.pause_admission()  # as Reef does before it activates a candidate
+    waiting = [asyncio.create_task(serving.runtime.acquire_inference()) for _ in range(3)]
+    load = serving.publish("one")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    serving.runtime.resume_admission()
+    for admitted in await asyncio.wait_for(asyncio.gather(*waiting), timeout=20):
+        assert served(serving) == (load, "one")
+        admitted.release()
+    assert serving.runtime.inference_admission_status == {"open": True, "active": 0}
 
 
 def test_a_release_that_is_no_longer_on_disk_is_fetched_back(serving: Serving) -> None:

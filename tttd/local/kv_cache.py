@@ -41,7 +41,8 @@ class RowCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._lengths: list[int] = []
-        self._positions = torch.empty(0, dtype=torch.long)
+        # Of the current step: where each row's new token goes, and how far the longest row reaches.
+        self._rows = self._positions = torch.empty(0, dtype=torch.long)
         self._visible = 0
 
     @property
@@ -73,6 +74,7 @@ class RowCache:
     def begin_step(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Make room for one token in every row; returns its positions [rows, 1] and the attention mask [rows, 1, 1,
         n]."""
+        self._rows = torch.arange(self.rows, device=device)
         self._positions = torch.tensor(self._lengths, device=device)
         self._visible = max(self._lengths) + 1
         mask = torch.arange(self._visible, device=device)[None, :] <= self._positions[:, None]
@@ -82,10 +84,9 @@ class RowCache:
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store one token's keys and values ([rows, heads, 1, dim]) and return all that the step may look at."""
         key_buffer, value_buffer = self._keys[layer], self._values[layer]
-        rows = torch.arange(keys.shape[0], device=keys.device)
-        key_buffer[rows, :, self._positions] = keys[:, :, 0]
-        value_buffer[rows, :, self._positions] = values[:, :, 0]
-        window = (slice(0, keys.shape[0]), slice(None), slice(0, self._visible))
+        key_buffer[self._rows, :, self._positions] = keys[:, :, 0]
+        value_buffer[self._rows, :, self._positions] = values[:, :, 0]
+        window = (slice(0, self.rows), slice(None), slice(0, self._visible))
         return key_buffer[window], value_buffer[window]
 
     def _reserve(self, prefix: Prefix, rows: int, length: int) -> None:

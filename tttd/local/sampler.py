@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 AdapterReader = Callable[[str], Mapping[str, Tensor] | None]
 """Reads a checkpoint's adapter; None is the initial one."""
 
+TokenListener = Callable[[int], None]
+"""Told each token of one answer in the sampling thread, so it has to return at once."""
+
 _KEPT_PREFIXES = 16
 
 
@@ -47,6 +50,7 @@ class _Request:
     options: SamplingOptions
     answer: Future[SampledAnswer]
     stream: TokenStream
+    listener: TokenListener | None = None
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
 
@@ -75,9 +79,18 @@ class BatchedSampler:
         self._thread = Thread(target=self._run, name="tttd-sampler", daemon=True)
         self._thread.start()
 
-    def submit(self, checkpoint_id: str, prompt: list[int], options: SamplingOptions) -> Future[SampledAnswer]:
-        """Queue a request; cancelling the returned future frees its place in the batch."""
-        request = _Request(checkpoint_id, tuple(prompt), options, Future(), TokenStream(options.seed))
+    def submit(
+        self,
+        checkpoint_id: str,
+        prompt: list[int],
+        options: SamplingOptions,
+        listener: TokenListener | None = None,
+    ) -> Future[SampledAnswer]:
+        """Queue a request; cancelling the returned future frees its place in the batch.
+
+        A `listener` is told every token before the future is done.
+        """
+        request = _Request(checkpoint_id, tuple(prompt), options, Future(), TokenStream(options.seed), listener)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the sampler is shut down")
@@ -196,6 +209,7 @@ class BatchedSampler:
         for request, token, log_probability in zip(requests, tokens, log_probabilities, strict=True):
             request.tokens.append(token)
             request.log_probabilities.append(log_probability)
+            _tell(request, token)
             stopped = token in self._policy.stop_ids
             if stopped or len(request.tokens) >= request.options.max_tokens:
                 answer = SampledAnswer(
@@ -221,6 +235,17 @@ class BatchedSampler:
         self._cache = RowCache()
         for request in failed:
             _resolve(request.answer, error)
+
+
+def _tell(request: _Request, token: int) -> None:
+    """Pass a token on; a listener that fails gives up its own request, not the batch."""
+    if request.listener is None or request.answer.cancelled():
+        return
+    try:
+        request.listener(token)
+    except Exception:
+        logger.exception("the reader of a streamed answer failed; its request is given up")
+        request.answer.cancel()
 
 
 def _resolve(future: Future[SampledAnswer], outcome: SampledAnswer | Exception) -> None:
