@@ -56,12 +56,14 @@ class FailedStepLog:
                 self._steps[failed.step, failed.attempt] = failed
 
     def add(self, failed: FailedStep) -> None:
-        """Remember one attempt; durable when this returns."""
-        if self._steps.get((failed.step, failed.attempt)) == failed:
+        """Remember one attempt; durable when this returns, and not remembered at all when an `OSError` is raised."""
+        key = (failed.step, failed.attempt)
+        if self._steps.get(key) == failed:
             return
-        self._steps[failed.step, failed.attempt] = failed
+        steps = {**self._steps, key: failed}
         if self._path is not None:
-            write_json(self._path, {"scenario": self._scenario, "failed_steps": self.entries()})
+            write_json(self._path, {"scenario": self._scenario, "failed_steps": _entries(steps)})
+        self._steps = steps
 
     def contains(self, step: int, attempt: int) -> bool:
         """Whether this attempt of the step was discarded."""
@@ -69,8 +71,7 @@ class FailedStepLog:
 
     def entries(self) -> list[dict[str, Any]]:
         """JSON objects `{step, attempt, reason, release_ids}`, in step order."""
-        steps = [failed for _, failed in sorted(self._steps.items())]
-        return [{**asdict(failed), "release_ids": list(failed.release_ids)} for failed in steps]
+        return _entries(self._steps)
 
     def _read(self, path: Path) -> list[FailedStep]:
         try:
@@ -82,3 +83,7 @@ class FailedStepLog:
             return [FailedStep.from_json(entry) for entry in value["failed_steps"]]
         except (ValueError, AttributeError) as error:
             raise ValueError(f"cannot read the discarded steps in {path} ({error}); restore or remove it") from error
+
+
+def _entries(steps: Mapping[tuple[int, int], FailedStep]) -> list[dict[str, Any]]:
+    return [{**asdict(failed), "release_ids": list(failed.release_ids)} for _, failed in sorted(steps.items())]

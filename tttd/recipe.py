@@ -13,13 +13,14 @@ from reef.core.errors import UnknownScenario
 from reef.core.plugins import PluginReference
 from reef.core.reports import ReportBase
 from reef.recipe.base import WeightTrainingRecipe, WeightTrainingSpec
+from reef.recipe.checkpoint_strategy import EveryNVersions
 from reef.recipe.config_fields import config_field, resolve_config_field_values
 from reef.recipe.errors import RecipeConfigError
 from reef.surface import Surface
 from reef.train.algos import StepScheduling
 from reef.train.pipeline import PipelineConfig, PipelineSpec
 
-from tttd.report import TTTDGroupedRolloutReport
+from tttd.report import report_for_grid
 from tttd.stages import GridBatches, GridRecords, GridTasks, require_grid
 
 
@@ -44,11 +45,13 @@ class TTTDRecipe(WeightTrainingRecipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_grid(self.groups_per_step, self.rollouts_per_group)
+        if isinstance(self.checkpoint_strategy, EveryNVersions):
+            require_every_step_durable(self.checkpoint_strategy.n)
 
     @property
     def report_type(self) -> type[ReportBase]:
         """The report contract, which Reef enforces before it stores a report."""
-        return TTTDGroupedRolloutReport
+        return report_for_grid(self.groups_per_step, self.rollouts_per_group)
 
     @classmethod
     def training_spec(cls) -> WeightTrainingSpec:
@@ -101,6 +104,7 @@ class TTTDRecipe(WeightTrainingRecipe):
         values = resolve_config_field_values(cls, config["data"], {})
         try:
             require_grid(values["groups_per_step"], values["rollouts_per_group"])
+            require_every_step_durable(settings.get("checkpoint_every_n_versions", 1))
         except ValueError as error:
             raise RecipeConfigError(f"recipe.config: {error}") from error
         return config
@@ -111,3 +115,16 @@ class TTTDRecipe(WeightTrainingRecipe):
 
     def _failed_steps_file(self, scenario: str) -> Path:
         return Path(self.state_dir).expanduser().resolve() / quote(scenario, safe="") / "failed-steps.json"
+
+
+def require_every_step_durable(interval: object) -> None:
+    """Raise `ValueError` for a checkpoint interval other than 1.
+
+    Reef keeps a step between two checkpoints in memory only: after a restart it counts the step as trained but serves,
+    and trains from, the weights before it.  The search would go on without noticing.
+    """
+    if str(interval).strip() != "1":
+        raise ValueError(
+            f"checkpoint-every-n-versions must be 1, got {interval}: a restart would lose the steps since the last "
+            "checkpoint while counting them as trained"
+        )

@@ -1,12 +1,14 @@
 """The report a harness sends for one scored rollout, and everything that makes Reef refuse it with 400.
 
 Refusing at the door matters more here than elsewhere: Reef stores what it accepts and replays it for ever, so one
-accepted report that training later chokes on would stop the scenario for good. What only the served configuration can
-judge (does the announced grid equal the served one?) is left to the pipeline stages, which skip instead of raising.
+accepted report that training later chokes on would stop the scenario for good.  The grid a service is configured for is
+checked only at the door (`report_for_grid`): stored reports are replayed under whatever the configuration has become,
+and the pipeline stages skip what no longer fits instead of raising.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +71,28 @@ class TTTDGroupedRolloutReport(ScoredRolloutReport):
             self.comparison_set in (None, expected),
             f"metadata.comparison_set must be {expected!r}, got {self.comparison_set!r}",
         )
+
+
+@functools.cache
+def report_for_grid(groups_per_step: int, rollouts_per_group: int) -> type[TTTDGroupedRolloutReport]:
+    """The report contract of a service that trains grids of this shape: a report of another grid is refused.
+
+    Accepting it would leave its sender waiting for a step that can never be complete.
+    """
+
+    class ServedGridReport(TTTDGroupedRolloutReport):
+        """A report whose announced grid is the served one."""
+
+        def validate(self) -> None:
+            super().validate()
+            announced = f"{self.groups_per_step} x {self.rollouts_per_group}"
+            served = f"{groups_per_step} x {rollouts_per_group}"
+            _require(
+                announced == served,
+                f"metadata.groups_per_step x metadata.rollouts_per_group is {announced}, this service trains {served}",
+            )
+
+    return ServedGridReport
 
 
 def comparison_set(step: int, group: int) -> str:

@@ -125,6 +125,7 @@ class GridRecords(ReportRecord2Record):
     def __init__(self, context: PipelineContext, settings: GridSettings) -> None:
         self.steps = GridGrouping(settings, context.scenario)
         super().__init__(context, self.steps, exclusive_sources=True, ordered_groups=True)
+        self.report_type = TTTDGroupedRolloutReport  # what is stored must parse whatever grid is served now
         self.settings = settings
 
     @classmethod

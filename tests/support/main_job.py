@@ -18,10 +18,13 @@ RUN_TIMEOUT_S = 420.0
 
 @dataclass
 class MainJob:
-    """One state directory; each `run` is a whole launch with its own services."""
+    """One state directory; each `run` is a whole launch with its own services.
+
+    `model_path` None is the profile's own model and settings, not the tiny ones.
+    """
 
     folder: Path
-    model_path: Path
+    model_path: Path | None
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -33,6 +36,22 @@ class MainJob:
         return self.state_dir / "guidance-run"
 
     def environ(self, **more: str) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("GUIDANCE_", "FRONTIERCS_"))}
+        return {
+            **clean,
+            **self._tiny_settings(),
+            "GUIDANCE_STATE_DIR": str(self.state_dir),
+            "GUIDANCE_JUDGE_URL": f"http://127.0.0.1:{free_port()}",
+            "GUIDANCE_EXECUTOR_URL": f"http://127.0.0.1:{free_port()}/v1",
+            "GUIDANCE_REEF_PORT": str(free_port()),
+            "GUIDANCE_ENVIRONMENT": "local",
+            **self.settings,
+            **more,
+        }
+
+    def _tiny_settings(self) -> dict[str, str]:
+        if self.model_path is None:
+            return {}
         config = self.folder / "serve.test.yaml"
         if not config.exists():
             text = (PROJECT_ROOT / "serve.local.yaml").read_text(encoding="utf-8")
@@ -41,24 +60,15 @@ class MainJob:
                 ("seq_length: 1024", "seq_length: 8192"),
                 ("lora_rank: 32", "lora_rank: 4"),
                 ("lora-rank: 32", "lora-rank: 4"),
-                ("learning-rate: 2.0e-4", "learning-rate: 1.0e-2"),
             ):
                 assert old in text, old
                 text = text.replace(old, new)
             config.write_text(text, encoding="utf-8")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("GUIDANCE_", "FRONTIERCS_"))}
         return {
-            **clean,
             "GUIDANCE_CONFIG": str(config),
-            "GUIDANCE_STATE_DIR": str(self.state_dir),
             "GUIDANCE_MODEL": "tiny-guide",
             "GUIDANCE_MODEL_PATH": str(self.model_path),
-            "GUIDANCE_JUDGE_URL": f"http://127.0.0.1:{free_port()}",
-            "GUIDANCE_EXECUTOR_URL": f"http://127.0.0.1:{free_port()}/v1",
-            "GUIDANCE_REEF_PORT": str(free_port()),
-            "GUIDANCE_ENVIRONMENT": "local",
-            **self.settings,
-            **more,
+            "GUIDANCE_LEARNING_RATE": "1e-2",
         }
 
     def start(self, **more: str) -> subprocess.Popen[str]:
@@ -77,6 +87,11 @@ class MainJob:
     def run(self, **more: str) -> tuple[int, str]:
         """A whole launch: exit status and output."""
         return finish(self.start(**more))
+
+    def progress(self) -> int:
+        """How many lines all journals hold: one for each thing that a run has done for good."""
+        journals = (self.run_dir / "rollouts").glob("step-*.jsonl")
+        return sum(path.read_bytes().count(b"\n") for path in journals)
 
     def read(self, name: str) -> dict[str, Any]:
         """One of the run's JSON files."""

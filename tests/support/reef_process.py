@@ -1,22 +1,39 @@
-"""A real `reef serve -c serve.local.yaml` on a free port, for tests that need Reef itself."""
+"""A real Reef service with serve.local.yaml on a free port, for tests that need Reef itself.
+
+It is started as a user starts it (`reef serve`, half a minute) or, given a zygote, as a fork (two seconds).
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+from support.faults import FIFO_VARIABLE, Fault
+from support.processes import alive, descendants, kill_all, kill_tree, wait_gone
+from support.reef_zygote import PROJECT_ROOT, TEST_PATHS, ReefZygote
 
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
+CONFIG = PROJECT_ROOT / "serve.local.yaml"
 START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+TINY_OPTIONS = {
+    "training.options.learning-rate": "0.01",
+    "training.options.lora-rank": "4",
+    "training.options.lora-alpha": "4",
+}
+"""Settings with which a tiny model visibly learns in one step."""
+
+INJECTED = Path(__file__).with_name("injected")
 
 
 @dataclass
@@ -37,7 +54,7 @@ class ReefProcess:
     """Start with `start()`, end with `stop()` or `kill()`; both leave no process behind.
 
     The same object can be started again on the same state directory.  `options` are extra command-line settings, for
-    example `{"training.options.learning-rate": "0.01"}`.
+    example `{"training.options.learning-rate": "0.01"}`.  Temporary files go into the state directory.
     """
 
     state_dir: Path
@@ -48,7 +65,10 @@ class ReefProcess:
     token: str = "test-token"
     options: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=lambda: free_port())
+    zygote: ReefZygote | None = None
     _process: subprocess.Popen[bytes] | None = None
+    _pid: int | None = None
+    _known: bool = False
 
     @property
     def url(self) -> str:
@@ -71,56 +91,114 @@ class ReefProcess:
             "GUIDANCE_ROLLOUTS": str(self.rollouts),
             "GUIDANCE_RUN_SEED": "0",
             "GUIDANCE_LEARNING_RATE": "2e-4",
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")])),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TMPDIR": str(self.temporary_dir),
+            FIFO_VARIABLE: str(self._fifo),
+            "PYTHONPATH": os.pathsep.join([*map(str, TEST_PATHS), str(INJECTED), *_current_python_path()]),
         }
+
+    @property
+    def temporary_dir(self) -> Path:
+        return self.state_dir / "tmp"
+
+    @property
+    def _fifo(self) -> Path:
+        return self.state_dir / "faults.fifo"
 
     def command(self, *extra: str) -> list[str]:
         settings = [part for name, value in self.options.items() for part in (f"--{name}", value)]
         serve = ["-c", "from reef.cli import main; raise SystemExit(main())", "serve"]
-        return [sys.executable, *serve, "-c", str(PROJECT_ROOT / "serve.local.yaml"), *settings, *extra]
+        return [sys.executable, *serve, "-c", str(CONFIG), *settings, *extra]
 
     def start(self) -> None:
         """Return when the scenario is loaded and admits requests."""
-        self.state_dir.mkdir(parents=True, exist_ok=True)
-        known = (self.state_dir / "artifacts.git").exists()
+        self.launch()
+        self.await_ready()
+
+    def await_ready(self) -> None:
+        """Return when a launched service admits requests; an `AssertionError` shows the log of one that ended."""
+        self.wait_until("the service answers", self._healthy)
+        self.wait_until("the scenario is loaded", lambda: self._loaded(self._known))
+        self.wait_until("the scenario admits requests", lambda: self.scenario_status()["inference_admission"]["open"])
+
+    def launch(self) -> None:
+        """Start the process and return at once."""
+        self._known = any((self.state_dir / "artifacts.git" / "refs" / "reef").glob("scenarios/*"))
+        self.temporary_dir.mkdir(parents=True, exist_ok=True)
+        if not self._fifo.exists():
+            os.mkfifo(self._fifo)
+        if self.zygote is not None:
+            self._pid = self.zygote.fork(CONFIG, self.environ(), self.options, self.log)
+            return
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), cwd=PROJECT_ROOT, env=self.environ(), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        self._wait_for("the service answers", self._healthy)
-        self._wait_for("the scenario is loaded", lambda: self._loaded(known))
-        self._wait_for("the scenario admits requests", lambda: self.scenario_status()["inference_admission"]["open"])
+        self._pid = self._process.pid
 
     def stop(self) -> None:
         """End it as a user would, with SIGTERM."""
-        if self._process is None:
+        if self._pid is None:
             return
-        children = descendants(self._process.pid)
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(timeout=10)
-        kill_all(children)
-        self._process = None
+        tree = [self._pid, *descendants(self._pid)]
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGTERM)
+        wait_gone([self._pid], STOP_TIMEOUT_S)
+        kill_all(tree)
+        self._forget()
 
     def kill(self) -> None:
         """End it as a power cut would."""
-        if self._process is None:
+        if self._pid is None:
             return
-        children = descendants(self._process.pid)
-        self._process.kill()
-        kill_all(children)
-        self._process.wait(timeout=10)
-        self._process = None
+        kill_tree(self._pid)
+        self._forget()
+        self._clear_temporary_files()
 
-    def call(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        """Any call with the token and the scenario header."""
+    def wait_until_dead(self, timeout_s: float = 60.0) -> None:
+        """Return when the service has been killed by a fault; whatever is left of its processes is killed too."""
+        assert self._pid is not None
+        tree = [self._pid, *descendants(self._pid)]
+        self.wait_until("the service is killed", lambda: not alive(tree[0]), timeout_s)
+        kill_all(tree)
+        self._forget()
+        self._clear_temporary_files()
+
+    def arm(self, fault: Fault | None) -> None:
+        """Put a fault into the running service; None removes every one again."""
+        line = b"\n" if fault is None else fault.to_json().encode() + b"\n"
+        done = self._fifo.with_suffix(".done")
+        done.unlink(missing_ok=True)
+
+        def sent() -> bool:
+            with suppress(OSError):  # nobody listens yet
+                descriptor = os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(descriptor, line)
+                os.close(descriptor)
+                return True
+            return False
+
+        self.wait_until("the service takes the fault", sent)
+        self.wait_until("the fault is in", done.exists)
+
+    def _clear_temporary_files(self) -> None:
+        """What a power cut leaves in the folder for temporary files is the next boot's to remove."""
+        shutil.rmtree(self.temporary_dir, ignore_errors=True)
+
+    def _forget(self) -> None:
+        if self._process is not None:
+            self._process.wait(timeout=10)
+        self._process = self._pid = None
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, content: str | None = None, **headers: str
+    ) -> httpx.Response:
+        """Any call with the token and the scenario header; the body is JSON, or `content` as it stands."""
         return httpx.request(
             method,
             self.url + path,
             json=body,
+            content=content,
             timeout=120,
             headers={"Authorization": f"Bearer {self.token}", "x-reef-scenario": self.scenario, **headers},
         )
@@ -164,6 +242,18 @@ class ReefProcess:
             response = self.report(reply.receipt, float(rollout), step=step, group=group, rollout=rollout, **metadata)
             assert response.status_code == 200, response.text
 
+    def die_in_step(self, step: int) -> set[str]:
+        """Run a whole step in which a fault kills the service; the step's receipts."""
+        replies = [self.chat(f"improve candidate {g}", seed=1000 * step + 10 * g + r) for g, r in self.grid()]
+        for (group, rollout), reply in zip(self.grid(), replies, strict=True):
+            try:
+                answer = self.report(reply.receipt, float(rollout), step=step, group=group, rollout=rollout)
+                assert answer.status_code == 200, answer.text
+            except httpx.TransportError:
+                assert (group, rollout) == self.grid()[-1], "the service died before the grid was complete"
+        self.wait_until_dead()
+        return {reply.receipt for reply in replies}
+
     def grid(self) -> list[tuple[int, int]]:
         return [(group, rollout) for group in range(self.groups) for rollout in range(self.rollouts)]
 
@@ -182,7 +272,7 @@ class ReefProcess:
             status = self.scenario_status()
             return bool(status["scenario_step"] >= count and status["inference_admission"]["open"])
 
-        self._wait_for(f"{count} committed steps", served, timeout_s)
+        self.wait_until(f"{count} committed steps", served, timeout_s)
         return self.scenario_status()
 
     def releases(self) -> list[dict[str, Any]]:
@@ -203,8 +293,8 @@ class ReefProcess:
         return values
 
     def _healthy(self) -> bool:
-        if self._process is not None and self._process.poll() is not None:
-            raise AssertionError(f"reef ended with {self._process.returncode}:\n{self._log_tail()}")
+        if self._pid is not None and not alive(self._pid):
+            raise AssertionError(f"reef ended:\n{self._log_tail()}")
         try:
             return httpx.get(self.url + "/healthz", timeout=5).status_code == 200
         except httpx.TransportError:
@@ -219,7 +309,8 @@ class ReefProcess:
             return False
         return self.call("POST", "/reef/scenarios", {"name": self.scenario}).status_code in (200, 201)
 
-    def _wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until(self, what: str, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        """Poll; a service that cannot be reached just now counts as not yet."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -244,38 +335,5 @@ def free_port() -> int:
         return port
 
 
-def descendants(pid: int) -> list[int]:
-    """The ids of all processes below one, children first."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    found, frontier = [], [pid]
-    while frontier:
-        children = [child for child, parent in parents.items() if parent in frontier]
-        found += children
-        frontier = children
-    return found
-
-
-def kill_all(pids: Sequence[int]) -> None:
-    """SIGKILL each id that still exists, and wait until it is gone."""
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    deadline = time.monotonic() + 10
-    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def _current_python_path() -> list[str]:
+    return list(filter(None, [os.environ.get("PYTHONPATH", "")]))

@@ -1,10 +1,12 @@
-"""The whole loop with a real Reef: sample, report, train, publish, and every way it can be interrupted.
+"""The whole loop with a real Reef: sample, report, train, publish, and the ways it is interrupted.
 
-The stories share one service and run in file order; each uses step numbers of its own.
+The stories share one state directory and run in file order; each uses step numbers of its own.  The service is started
+as a user starts it until two power cuts have been survived; later restarts are forks, which are much quicker.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,25 +15,23 @@ from typing import Any
 
 import pytest
 import torch
-from support.reef_process import ReefProcess, Reply
+from support.faults import Fault
+from support.reef_process import TINY_OPTIONS, ReefProcess, Reply
+from support.reef_state import ReefState
+from support.reef_zygote import shared_zygote
 
 pytestmark = pytest.mark.slow
-
-OPTIONS = {
-    "training.options.learning-rate": "0.01",
-    "training.options.lora-rank": "4",
-    "training.options.lora-alpha": "4",
-}
 
 
 @pytest.fixture(scope="module")
 def reef(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[ReefProcess]:
-    process = ReefProcess(tmp_path_factory.mktemp("reef"), tiny_model, options=OPTIONS)
+    process = ReefProcess(tmp_path_factory.mktemp("reef"), tiny_model, options=TINY_OPTIONS)
     process.start()
     try:
         yield process
     finally:
         process.stop()
+    assert list(process.temporary_dir.iterdir()) == []
 
 
 def committed(reef: ReefProcess) -> int:
@@ -66,6 +66,7 @@ def test_the_configuration_is_accepted_without_starting_anything(reef: ReefProce
         ({"training.options.learning-rate": "-1"}, "learning-rate must be a number >= 0"),
         ({"training.options.unheard-of": "1"}, "unknown config fields: unheard_of"),
         ({"recipe.config.max-staleness": "1"}, "max-staleness must be 0"),
+        ({"recipe.config.checkpoint-every-n-versions": "2"}, "checkpoint-every-n-versions must be 1, got 2"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(
@@ -146,17 +147,29 @@ def test_a_streamed_answer_carries_its_receipt(reef: ReefProcess) -> None:
     assert response.text.rstrip().endswith("data: [DONE]")
 
 
-def test_a_report_that_would_poison_the_scenario_is_refused(reef: ReefProcess) -> None:
+def test_a_report_that_would_poison_the_scenario_is_refused_and_nothing_is_stored(reef: ReefProcess) -> None:
     receipt = reef.chat("hi").receipt
     good = {"step": 90, "group": 0, "rollout": 0, "groups_per_step": 2, "rollouts_per_group": 2}
-    for body in (
-        {"score": 1.0, "metadata": good},
-        {"score": 1.0, "references": [receipt, receipt], "metadata": good},
-        {"score": True, "references": [receipt], "metadata": good},
-        {"score": 1.0, "references": [receipt], "metadata": {**good, "group": 2}},
-        {"score": 1.0, "references": ["unknown"], "metadata": good},
+    for name, change in (
+        ("no references", {"references": []}),
+        ("references missing", {"references": None}),
+        ("two references", {"references": [receipt, receipt]}),
+        ("unknown receipt", {"references": ["unknown"]}),
+        ("score missing", {"score": None}),
+        ("score is a bool", {"score": True}),
+        ("score is text", {"score": "1.0"}),
+        ("score is not a number", {"score": float("nan")}),
+        ("score is infinite", {"score": float("-inf")}),
+        ("outside the grid", {"metadata": {**good, "group": 2}}),
+        ("negative step", {"metadata": {**good, "step": -1}}),
+        ("another grid", {"metadata": {**good, "rollouts_per_group": 3}}),
+        ("no place in a grid", {"metadata": {}}),
     ):
-        assert reef.call("POST", "/reef/report", body).status_code == 400
+        body = {"score": 1.0, "references": [receipt], "metadata": good, **change, "agent_record_id": name}
+        text = json.dumps({key: value for key, value in body.items() if value is not None})
+        response = reef.call("POST", "/reef/report", content=text)
+        assert response.status_code == 400, name
+        assert reef.call("GET", f"/reef/scenarios/{reef.scenario}/records/{name}").status_code == 404, name
 
 
 def test_a_full_grid_trains_one_step_and_the_new_weights_answer(reef: ReefProcess) -> None:
@@ -194,56 +207,6 @@ def test_the_published_adapter_loads_in_peft_and_gives_the_recorded_probabilitie
     assert torch.tensor(block["rollout_log_probs"]) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_step_that_was_half_reported_when_the_power_went_is_completed_afterwards(reef: ReefProcess) -> None:
-    done, before = committed(reef), reef.probe()
-    reef.run_step(1, slots=reef.grid()[:3])
-    load = reef.scenario_status()["current_runtime_load_id"]
-    reef.kill()
-    (reef.state_dir / "backend" / "checkpoints" / ".half.tmp").mkdir()
-    reef.start()
-    assert not (reef.state_dir / "backend" / "checkpoints" / ".half.tmp").exists()
-    assert reef.scenario_status()["current_runtime_load_id"] == load
-    assert reef.probe() == pytest.approx(before, abs=1e-4)
-    reef.run_step(1, slots=reef.grid()[3:])
-    reef.wait_for_steps(done + 1)
-    assert reef.probe() != pytest.approx(before, abs=1e-4)
-
-
-def test_a_grid_that_spans_an_update_is_named_and_survives_a_restart(reef: ReefProcess) -> None:
-    done = committed(reef)
-    old = grid_replies(reef, 7000)
-    reef.run_step(2)
-    reef.wait_for_steps(done + 1)
-    new = grid_replies(reef, 8000)
-    report_grid(reef, [*old[:2], *new[2:]], step=3)
-    report_grid(reef, [*old[2:], *new[:2]], step=4, attempt=0)
-    failed = reef.scenario_status()["processor"]["failed_steps"]
-    assert [(entry["step"], entry["attempt"], entry["reason"]) for entry in failed] == [
-        (3, 0, "mixed_release_ids"),
-        (4, 0, "mixed_release_ids"),
-    ]
-    assert all(len(entry["release_ids"]) == 2 for entry in failed)
-    # A newer attempt of a discarded step trains.
-    reef.run_step(3, attempt=1)
-    reef.wait_for_steps(done + 2)
-    assert [entry["step"] for entry in reef.scenario_status()["processor"]["failed_steps"]] == [4]
-    reef.stop()
-    reef.start()
-    assert 4 in [entry["step"] for entry in reef.scenario_status()["processor"]["failed_steps"]]
-    assert committed(reef) == done + 2
-
-
-def test_a_grid_of_replaced_weights_is_dropped_and_named(reef: ReefProcess) -> None:
-    done = committed(reef)
-    old = grid_replies(reef, 9000)
-    reef.run_step(5)
-    reef.wait_for_steps(done + 1)
-    report_grid(reef, old, step=6)
-    reef.run_step(6, attempt=1)
-    reef.wait_for_steps(done + 2)
-    assert reef.status()["error"] is None
-
-
 def test_an_abandoned_attempt_does_not_hold_up_the_next_one(reef: ReefProcess) -> None:
     done = committed(reef)
     reef.run_step(7, slots=reef.grid()[:3])
@@ -279,17 +242,73 @@ def test_a_rollback_serves_the_old_weights_and_training_goes_on_from_them(reef: 
     assert reef.probe() != pytest.approx(before, abs=1e-4)
 
 
-def test_a_kill_right_after_the_last_report_trains_the_step_exactly_once(reef: ReefProcess) -> None:
-    done = committed(reef)
-    reef.run_step(11)
-    reef.kill()
+@pytest.mark.parametrize(
+    ("cut", "zygote"),
+    [
+        (Fault("torch.autograd:backward", "after"), False),
+        (Fault("reef.runtime.scheduler:RuntimeScheduler.acknowledge_commit"), True),
+    ],
+    ids=["in the middle of training", "committed but not acknowledged"],
+)
+def test_a_power_cut_of_everything_loses_no_step_and_makes_none_twice(
+    reef: ReefProcess, cut: Fault, zygote: bool
+) -> None:
+    done, state = committed(reef), ReefState(reef.state_dir)
+    reef.arm(cut)
+    reef.die_in_step(11 + zygote)
+    reef.zygote = shared_zygote() if zygote else None
     reef.start()
     reef.wait_for_steps(done + 1)
+    assert len(state.commits()) == committed(reef) == done + 1
+    assert len(state.consumed()) == len(set(state.consumed()))
+    assert state.leftovers() == []
+
+
+def test_a_step_that_was_half_reported_when_the_power_went_is_completed_afterwards(reef: ReefProcess) -> None:
+    done, before = committed(reef), reef.probe()
+    reef.run_step(13, slots=reef.grid()[:3])
+    load = reef.scenario_status()["current_runtime_load_id"]
+    reef.kill()
+    reef.start()
+    assert reef.scenario_status()["current_runtime_load_id"] == load
+    assert reef.probe() == before
+    reef.run_step(13, slots=reef.grid()[3:])
+    reef.wait_for_steps(done + 1)
+    assert reef.probe() != pytest.approx(before, abs=1e-4)
+
+
+def test_grids_that_can_never_train_are_named_also_after_a_restart(reef: ReefProcess) -> None:
+    done = committed(reef)
+    old, stale = grid_replies(reef, 7000), grid_replies(reef, 7100)
+    reef.run_step(14)
+    reef.wait_for_steps(done + 1)
+    new = grid_replies(reef, 8000)
+    report_grid(reef, [*old[:2], *new[2:]], step=15)
+    report_grid(reef, [*old[2:], *new[:2]], step=16)
+    report_grid(reef, stale, step=17)
+    expected = [(15, "mixed_release_ids", 2), (16, "mixed_release_ids", 2), (17, "stale_release", 1)]
+    reef.wait_until("the stale grid is dropped", lambda: len(failed_steps(reef)) == 3)
+    assert failed_steps(reef) == expected
+    reef.stop()
+    reef.start()
+    assert failed_steps(reef) == expected
     assert committed(reef) == done + 1
+    # A newer attempt of a discarded step trains.
+    for count, step in enumerate((15, 17), start=2):
+        reef.run_step(step, attempt=1)
+        reef.wait_for_steps(done + count)
+    assert failed_steps(reef) == expected[1:2]
+    assert reef.status()["error"] is None
+
+
+def failed_steps(reef: ReefProcess) -> list[tuple[int, str, int]]:
+    """(step, reason, number of releases) of each step that Reef's status calls failed."""
+    entries = reef.scenario_status()["processor"]["failed_steps"]
+    return [(entry["step"], entry["reason"], len(entry["release_ids"])) for entry in entries]
 
 
 def test_a_second_service_on_the_same_state_is_refused(reef: ReefProcess) -> None:
-    second = ReefProcess(reef.state_dir, reef.model_path, options=OPTIONS)
+    second = ReefProcess(reef.state_dir, reef.model_path, options=TINY_OPTIONS, zygote=shared_zygote())
     try:
         with pytest.raises(AssertionError, match="in use by another running service"):
             second.start()

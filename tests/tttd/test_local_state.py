@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,9 +22,9 @@ from tttd.local.checkpoint import (
     tree_checkpoint_id,
     write_checkpoint,
 )
-from tttd.local.git_locks import remove_stale_git_locks
+from tttd.local.leftovers import remove_leftovers
 from tttd.local.settings import LocalTorchSettings
-from tttd.local.state import KEPT_LOADS, StateDirectory
+from tttd.local.state import KEPT_LOADS, StateDirectory, sync_filesystems
 
 IDENTITY = "TinyModel, LoRA rank 4"
 
@@ -182,6 +185,67 @@ def test_a_release_is_copied_back_without_git_files(tmp_path: Path) -> None:
     assert state.has_checkpoint("abc")
 
 
+def test_a_release_is_on_the_disk_before_it_is_relied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("tttd.local.state.sync_filesystems", synced.extend)
+    repository = tmp_path / "artifacts.git"
+    state = StateDirectory(tmp_path / "state", identity=IDENTITY, repositories=[repository])
+    for _ in range(2):
+        synced.clear()
+        state.import_tree(write(tmp_path, "abc"))
+        assert synced == [state.root, repository]
+
+
+def test_file_systems_are_synced_once_each_and_missing_folders_are_fine(tmp_path: Path) -> None:
+    sync_filesystems([tmp_path, tmp_path / "missing", Path("/dev/shm")])
+
+
+@contextmanager
+def full_disk(left_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond `left_bytes`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_load_ids_that_cannot_be_written_are_not_used_and_the_file_stays_whole(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    first = state.loads.mint(BASE_CHECKPOINT)
+    state.loads.publish(first)
+    before = (tmp_path / "loads.json").read_bytes()
+    with full_disk(16):
+        with pytest.raises(OSError, match="File too large"):
+            state.loads.mint("abc")
+        assert state.loads.latest("abc") is None
+    second = state.loads.mint("abc")
+    assert second.endswith(":1")
+    with full_disk(16), pytest.raises(OSError, match="File too large"):
+        state.loads.publish(second)
+    assert state.loads.published == first
+    assert (tmp_path / "loads.json").read_bytes() != before
+    state.loads.publish(second)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "checkpoints", "loads.json"]
+    state.close()
+    assert open_state(tmp_path).loads.published == second
+
+
+@pytest.mark.parametrize("left_bytes", [16, 200])
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_not_there_and_can_be_written_later(
+    tmp_path: Path, left_bytes: int
+) -> None:
+    state = open_state(tmp_path)
+    folder = tmp_path / "checkpoints"
+    with full_disk(left_bytes), pytest.raises(Exception, match="File too large"):
+        write(folder, "abc")
+    assert not state.has_checkpoint("abc")
+    write(folder, "abc")
+    assert state.has_checkpoint("abc")
+    assert [path.name for path in folder.iterdir()] == ["abc"]
+
+
 def test_a_release_of_another_model_is_refused(tmp_path: Path) -> None:
     state = open_state(tmp_path / "state")
     with pytest.raises(CheckpointError, match="made for Other"):
@@ -195,13 +259,35 @@ def test_a_checkpoint_id_is_never_a_path(tmp_path: Path, name: str) -> None:
         open_state(tmp_path).checkpoint_path(name)
 
 
-def test_stale_git_locks_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "refs" / "reef").mkdir(parents=True)
-    lock, ref = tmp_path / "refs" / "reef" / "head.lock", tmp_path / "refs" / "reef" / "head"
-    lock.touch()
-    ref.touch()
-    assert remove_stale_git_locks([tmp_path, tmp_path / "missing"]) == [lock]
-    assert ref.exists()
+def test_what_a_killed_reef_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    release = "0123456789abcdef0123456789abcdef01234567"
+    folders = [tmp_path / name for name in ("artifacts.git", "artifact-work", "artifact-cache", "missing")]
+    left = [
+        "artifacts.git/refs/reef/head.lock",
+        "artifacts.git/objects/ab/tmp_obj_x1",
+        "artifacts.git/objects/tmp_objdir-incoming-x2/pack/tmp_pack_x3",
+        ".artifacts.git-x4/HEAD",
+        "artifact-work/name/repository/.git/config",
+        "artifact-cache/staged/x5/x6/adapter.bin",
+        f"artifact-cache/.{release}-x7/artifact/adapter.bin",
+    ]
+    kept = [
+        "artifacts.git/refs/reef/head",
+        "artifacts.git/objects/ab/cdef",
+        "artifact-work/other/repository/.git/HEAD",
+        f"artifact-cache/{release}/adapter.bin",
+        "artifact-cache/.gitattributes",
+    ]
+    for name in (*left, *kept):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "artifact-work/other/repository/.git/config").write_text('[remote "origin"]\n')
+    assert remove_leftovers(folders)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(
+        [*kept, "artifact-work/other/repository/.git/config"]
+    )
+    assert remove_leftovers(folders) == []
 
 
 @pytest.mark.parametrize(

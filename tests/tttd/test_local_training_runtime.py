@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_support import grid_rows, tiny_policy
 from reef.core.batches import StepScheduling, TrainingBatch, TrajectoryItem
 from reef.runtime.interfaces import ModelCandidate, StaleCandidate, TrainingMethod, TrainingRuntimeError
 
+from tttd.local import checkpoint, training_runtime
 from tttd.local.checkpoint import BASE_CHECKPOINT, Manifest
 from tttd.local.policy import PolicyModel
 from tttd.local.settings import LocalTorchSettings
+from tttd.local.shared_files import SharedFiles
 from tttd.local.state import StateDirectory
 from tttd.local.training_runtime import LocalTrainingRuntime
 
@@ -66,6 +70,10 @@ class Trainer:
         assert prepared.next_algorithm_state == {"steps": step + 1}
         assert prepared.payload is not None
         return dict(prepared.payload)
+
+    def use(self, **changes: Any) -> None:
+        """Other settings, on the same state directory."""
+        self.runtime = LocalTrainingRuntime(self.policy, self.state, replace(self.settings, **changes))
 
     def train(self, **changes: Any) -> ModelCandidate:
         return self.runtime.train_candidate(self.payload(**changes))
@@ -135,7 +143,7 @@ def test_the_next_step_continues_adapter_and_optimizer_of_the_served_one(trainer
 
 def test_the_candidate_id_depends_on_the_settings_that_change_the_result(trainer: Trainer) -> None:
     first = trainer.train()
-    trainer.runtime = LocalTrainingRuntime(trainer.policy, trainer.state, replace(trainer.settings, kl_coef=0.5))
+    trainer.use(kl_coef=0.5)
     assert trainer.train().candidate_id != first.candidate_id
 
 
@@ -151,6 +159,100 @@ def test_a_diverged_step_fails_and_leaves_no_checkpoint(trainer: Trainer) -> Non
     with pytest.raises(TrainingRuntimeError, match="step 0 failed"):
         trainer.runtime.train_candidate(payload)
     assert list((trainer.root / "checkpoints").iterdir()) == []
+
+
+def test_rollouts_of_another_policy_fail_the_step_with_the_token_and_the_cure(trainer: Trainer) -> None:
+    payload = trainer.payload()
+    payload["rows"][1]["log_probabilities"][0] -= 30.0
+    with pytest.raises(TrainingRuntimeError, match=r"step 0 failed: token 0 of trajectory 1 .* sample them again"):
+        trainer.runtime.train_candidate(payload)
+    # Reef tries the same batch again, and it fails in the same way; other batches are not affected.
+    with pytest.raises(TrainingRuntimeError, match="token 0 of trajectory 1"):
+        trainer.runtime.train_candidate(payload)
+    assert steps(trainer.train(step=1)) == 1
+
+
+def test_running_out_of_memory_names_the_setting_to_lower(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(training_runtime, "train_step", fail)
+    with pytest.raises(TrainingRuntimeError, match=r"out of memory; lower .*train-token-budget, now"):
+        trainer.train()
+
+
+def test_an_update_longer_than_its_timeout_is_finished_and_logged(
+    trainer: Trainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer.use(train_timeout_s=1e-6)
+    candidate = trainer.train()
+    assert steps(candidate) == 1
+    assert "longer than training.timeout-s (1e-06 s)" in caplog.text
+
+
+def test_an_update_within_its_timeout_is_not_mentioned(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    trainer.use(train_timeout_s=1e6)
+    trainer.train()
+    assert "timeout" not in caplog.text
+
+
+def test_a_timeout_that_is_not_positive_is_refused() -> None:
+    for seconds in (0.0, -1.0):
+        with pytest.raises(ValueError, match=r"training\.timeout-s must be positive"):
+            LocalTorchSettings("x", train_timeout_s=seconds)
+
+
+def test_a_frozen_control_run_trains_candidates_that_change_nothing(trainer: Trainer) -> None:
+    trainer.use(learning_rate=0.0)
+    first = trainer.train()
+    trainer.publish(first)
+    second = trainer.train(step=1)
+    assert second.candidate_id != first.candidate_id
+    assert (steps(first), steps(second)) == (0, 0)
+    assert second.training_metrics["train/grad_norm"] > 0
+    one, two = Path(first.checkpoint_path), Path(second.checkpoint_path)
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train()
+    assert list((trainer.root / "checkpoints").iterdir()) == []
+    monkeypatch.undo()
+    assert steps(trainer.train()) == 1
+
+
+def test_a_commit_stores_the_copies_of_a_release_once(policy: PolicyModel, tmp_path: Path) -> None:
+    settings = LocalTorchSettings(str(tmp_path / "state"), git_dirs=(str(tmp_path / "r.git"), str(tmp_path / "cache")))
+    trainer = Trainer(policy, tmp_path / "state", settings)
+    data = bytes(range(256)) * 8192
+    name = hashlib.sha256(data).hexdigest()
+    stored = tmp_path / "r.git" / "lfs" / "objects" / name[:2] / name[2:4] / name
+    cached = tmp_path / "cache" / ("0" * 40) / "optimizer.safetensors"
+    for path in (stored, cached):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    trainer.runtime.commit_candidate("job")
+    assert cached.stat().st_ino == stored.stat().st_ino
+    trainer.runtime.shutdown()
+
+
+def test_a_commit_never_fails_because_copies_cannot_be_found(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: SharedFiles) -> int:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(SharedFiles, "link_copies", fail)
+    trainer.runtime.commit_candidate("job")
+    assert "the copies of job stay" in caplog.text
 
 
 def test_a_row_whose_tensors_do_not_fit_is_refused(trainer: Trainer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reef.core.reports import ReportValidationError
 
-from tttd.report import TTTDGroupedRolloutReport
+from tttd.report import TTTDGroupedRolloutReport, report_for_grid
 
 METADATA = {"step": 3, "group": 1, "rollout": 2, "groups_per_step": 2, "rollouts_per_group": 4}
 
@@ -79,3 +79,17 @@ def test_optional_fields_have_defaults_and_integral_floats_are_integers() -> Non
 def test_negative_scores_and_unknown_metadata_are_fine() -> None:
     report = TTTDGroupedRolloutReport.from_dict(body(score=-3.5, metadata={"parent_id": "x", "search_value": 1.0}))
     assert report.score == -3.5
+
+
+@pytest.mark.parametrize("grid", [(2, 3), (3, 4), (4, 2)])
+def test_a_report_of_another_grid_than_the_served_one_is_refused_with_both(grid: tuple[int, int]) -> None:
+    with pytest.raises(ReportValidationError, match=f"is 2 x 4, this service trains {grid[0]} x {grid[1]}"):
+        report_for_grid(*grid).from_dict(body())
+
+
+def test_a_report_of_the_served_grid_is_read_as_any_other() -> None:
+    report = report_for_grid(2, 4).from_dict(body())
+    assert isinstance(report, TTTDGroupedRolloutReport)
+    assert report == report_for_grid(2, 4).from_dict(body())
+    with pytest.raises(ReportValidationError, match="step"):
+        report_for_grid(2, 4).from_dict(body(metadata={"step": -1}))

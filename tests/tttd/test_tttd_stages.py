@@ -16,7 +16,8 @@ from reef.observability import ExperimentLogger
 from reef.pipeline_context import PipelineContext
 from reef.train.pipeline import TrainingPipeline
 
-from tttd.report import TTTDGroupedRolloutReport
+from tttd.failed_steps import FailedStep, FailedStepLog
+from tttd.report import report_for_grid
 from tttd.stages import GridBatches, GridRecords, GridSettings, GridTasks, step_metrics
 
 SCENARIO = "packing"
@@ -42,7 +43,8 @@ class Barrier:
     log: MetricLog = field(default_factory=MetricLog)
 
     def __post_init__(self) -> None:
-        context = PipelineContext(SCENARIO, TTTDGroupedRolloutReport, experiment_logger=self.log)
+        report_type = report_for_grid(self.groups, self.rollouts)
+        context = PipelineContext(SCENARIO, report_type, experiment_logger=self.log)
         config = {
             "groups_per_step": self.groups,
             "rollouts_per_group": self.rollouts,
@@ -173,8 +175,8 @@ def test_an_inference_trains_at_most_once() -> None:
     assert "second-use" in barrier.pipeline.releasable_record_ids()
 
 
-def test_another_grid_is_skipped_and_does_not_block() -> None:
-    barrier = Barrier()
+def test_a_stored_report_of_another_grid_is_skipped_and_does_not_block() -> None:
+    barrier = Barrier()  # stored when another grid was served
     barrier.infer("other")
     barrier.report("other", 0, 0, 0, groups_per_step=3)
     barrier.fill(0)
@@ -312,6 +314,19 @@ def test_a_damaged_memory_of_discarded_steps_is_refused(tmp_path: Path, content:
     path.write_text(content)
     with pytest.raises(ValueError, match="discarded steps"):
         Barrier(path)
+
+
+def test_a_discarded_step_that_cannot_be_written_down_is_not_taken_for_remembered(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "state"
+    in_the_way.touch()
+    path = in_the_way / "failed.json"
+    log, failed = FailedStepLog(path, SCENARIO), FailedStep(4, 0, "mixed_release_ids", ("r1", "r2"))
+    with pytest.raises(OSError, match="state"):
+        log.add(failed)
+    assert not log.contains(4, 0)
+    in_the_way.unlink()
+    log.add(failed)
+    assert FailedStepLog(path, SCENARIO).contains(4, 0)
 
 
 @pytest.mark.parametrize(("groups", "rollouts"), [(0, 2), (1, 1), (-1, 4)])

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from tttd.local.checkpoint import read_adapter
-from tttd.local.git_locks import remove_stale_git_locks
 from tttd.local.inference_runtime import LocalInferenceRuntime
+from tttd.local.leftovers import remove_leftovers
 from tttd.local.policy import PolicyModel
 from tttd.local.sampler import BatchedSampler
 from tttd.local.settings import LocalTorchSettings
@@ -32,9 +32,10 @@ def build_runtimes(
         device=settings.device,
         context_length=settings.context_length,
     )
-    state = StateDirectory(Path(settings.state_dir), identity=policy.identity)
+    repositories = [Path(folder).expanduser() for folder in settings.git_dirs]
+    state = StateDirectory(Path(settings.state_dir), identity=policy.identity, repositories=repositories)
     try:
-        remove_stale_git_locks(Path(folder).expanduser() for folder in settings.git_dirs)
+        remove_leftovers(repositories)
         sampler = BatchedSampler(
             policy,
             lambda checkpoint_id: None if (folder := state.checkpoint(checkpoint_id)) is None else read_adapter(folder),

@@ -113,18 +113,35 @@ def write_checkpoint(
     adapter_config: Mapping[str, Any],
     optimizer: AdamState,
 ) -> None:
-    """Write the folder under a temporary name, flush every file to disk, then move it into place."""
+    """Write the folder under a temporary name, flush every file to disk, then move it into place.
+
+    When that fails (the disk is full), nothing of it stays behind.
+    """
+    staging = staging_folder(folder)
+    try:
+        _write_files(staging, manifest, adapter, adapter_config, optimizer)
+        publish_folder(staging, folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _write_files(
+    staging: Path,
+    manifest: Manifest,
+    adapter: Mapping[str, Tensor],
+    adapter_config: Mapping[str, Any],
+    optimizer: AdamState,
+) -> None:
     import torch
     from safetensors.torch import save_file
 
-    staging = staging_folder(folder)
     save_file({name: tensor.contiguous().cpu() for name, tensor in adapter.items()}, str(staging / ADAPTER_FILE))
     moments = {f"first.{name}": tensor.contiguous().cpu() for name, tensor in optimizer.first.items()}
     moments |= {f"second.{name}": tensor.contiguous().cpu() for name, tensor in optimizer.second.items()}
     save_file({**moments, "steps": torch.tensor(optimizer.steps)}, str(staging / OPTIMIZER_FILE))
     _write_json(staging / ADAPTER_CONFIG_FILE, adapter_config)
     _write_json(staging / MANIFEST_FILE, asdict(manifest))
-    publish_folder(staging, folder)
 
 
 def staging_folder(folder: Path) -> Path:

@@ -7,6 +7,7 @@ valid.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from tttd.local.checkpoint import BASE_CHECKPOINT
 from tttd.local.policy import PolicyModel
 from tttd.local.sampler import BatchedSampler
 from tttd.local.state import StateDirectory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,11 @@ class LocalInferenceRuntime(InferenceRuntime):
         """Reef has committed what is served; a restart begins with it, and old checkpoints can go."""
         with self._lock:
             super().mark_published()
-            self._state.loads.publish(self._active.load_id)
+            try:
+                self._state.loads.publish(self._active.load_id)
+            except OSError as error:
+                # Reef's commit stands; a restart finds the load again by the release that Reef activates.
+                logger.warning("cannot write down that load %s is published: %s", self._active.load_id, error)
             self._state.prune()
 
     def weights_of(self, artifact: Artifact) -> ServedWeights:
@@ -98,9 +105,12 @@ class LocalInferenceRuntime(InferenceRuntime):
             if checkpoint_id != self._active.checkpoint_id:
                 # Not an update, and so no new id: a failed publication is undone by binding the durable head again,
                 # and a new process may find that an update was committed just as the previous one ended.
-                resumes = self._pending_job is not None or not self._bound
+                failed = self._pending_job is not None
+                resumes = failed or not self._bound
                 self._pending_job = None
                 self._active = self._weights_of_checkpoint(checkpoint_id, mint=not resumes)
+                if failed:
+                    self.resume_admission()  # Reef closed it for the publication and never opens it after a failure
             self._bound = True
             self._releases[artifact.ref.release_id] = self._active
             if self._pending_job is None:

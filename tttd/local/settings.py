@@ -14,12 +14,18 @@ DEVICES = ("auto", "cpu", "cuda")
 class LocalTorchSettings:
     """Checked before anything heavy is imported, so that `reef serve --print-config` finds mistakes in a second.
 
-    The last three fields are set by Reef itself from other sections of the deployment file.
+    The last three fields are set by Reef itself from other sections of the deployment file. `train_timeout_s` is a
+    deadline of engines that Reef calls over a network. Here an update runs in Reef's own process, where a computation
+    in torch cannot be interrupted without leaving the model half-changed, and where giving up would help nobody: Reef
+    would start the same update again, which takes as long. So it always runs to its end, and one that took longer is
+    reported in the log. Whoever waits for an update sets a deadline of their own (a run: GUIDANCE_TRAIN_TIMEOUT).
     """
 
     state_dir: str = config_option(help="Folder of checkpoints and load ids; one running service owns it.")
     git_dirs: tuple[str, ...] = config_option(
-        (), help="Reef's artifact repository and work clones; locks that a killed git left there are removed at start."
+        (),
+        help="Reef's artifact repository, work clones and cache: what a killed git left there is removed at start, and "
+        "equal files are stored once.",
     )
     lora_rank: int = config_option(32, help="Rank of the adapter on every attention and MLP projection.")
     lora_alpha: int = config_option(32, help="Adapter scale; weights change by alpha/rank x B A.")
@@ -32,7 +38,9 @@ class LocalTorchSettings:
     max_cache_tokens: int = config_option(65536, help="Bound of the key/value cache in tokens (SmolLM2: 46 kB each).")
     train_token_budget: int = config_option(2048, help="Tokens of one micro-batch; bounds the memory of training.")
     inference_timeout_s: float = config_option(300.0, help="Set by inference.timeout-s.")
-    train_timeout_s: float | None = config_option(None, help="Set by training.timeout-s; an update is never cut off.")
+    train_timeout_s: float | None = config_option(
+        None, help="Set by training.timeout-s; an update that takes longer is logged, never cut off."
+    )
     max_staleness: int = config_option(0, help="Set by the recipe; only 0 is supported.")
 
     def __post_init__(self) -> None:
@@ -51,6 +59,10 @@ class LocalTorchSettings:
         _require(self.device in DEVICES, f"device must be one of {', '.join(DEVICES)}, got {self.device!r}")
         _require(self.context_length >= 0, f"context-length must be >= 0, got {self.context_length}")
         _require(self.inference_timeout_s > 0, f"inference.timeout-s must be positive, got {self.inference_timeout_s}")
+        _require(
+            self.train_timeout_s is None or self.train_timeout_s > 0,
+            f"training.timeout-s must be positive, got {self.train_timeout_s}",
+        )
         _require(
             self.max_staleness == 0,
             f"max-staleness must be 0, got {self.max_staleness}: a step trains on rollouts of the served weights only",

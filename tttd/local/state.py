@@ -7,11 +7,14 @@ still belong to the weights served after it, and a half-reported step can be com
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import logging
+import os
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from threading import RLock
 
@@ -37,14 +40,15 @@ KEPT_LOADS = 3
 class StateDirectory:
     """Owns the folder for as long as it is open; a second owner is refused."""
 
-    def __init__(self, root: Path, *, identity: str) -> None:
+    def __init__(self, root: Path, *, identity: str, repositories: Iterable[Path] = ()) -> None:
         """Lock `root`, remove what a killed process left half-written, and read the load ids.
 
-        `identity` describes the model and adapter shape. Raises `ValueError` when the folder belongs to other ones,
-        is in use, or is damaged.
+        `identity` describes the model and adapter shape, `repositories` are the folders that Reef publishes releases
+        in. Raises `ValueError` when the folder belongs to other ones, is in use, or is damaged.
         """
         self.root = root.expanduser().resolve()
         self.identity = identity
+        self._repositories = tuple(repositories)
         self._checkpoints = self.root / "checkpoints"
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock_file = (self.root / ".lock").open("a", encoding="utf-8")
@@ -88,7 +92,9 @@ class StateDirectory:
     def import_tree(self, tree: Path) -> str:
         """Copy a released tree's checkpoint here unless it already is, and return its id.
 
-        Raises `CheckpointError` for a tree of another model or of no checkpoint at all.
+        When this returns the release is on the disk, in git too: Reef asks for this after a release is pushed and
+        before it commits the step, and neither git nor git-lfs waits for the disk by itself. Raises `CheckpointError`
+        for a tree of another model or of no checkpoint at all.
         """
         checkpoint_id = tree_checkpoint_id(tree)
         if not self.has_checkpoint(checkpoint_id):
@@ -101,13 +107,16 @@ class StateDirectory:
                 if path.is_file() and not path.name.startswith((".git", "reef-")):
                     shutil.copyfile(path, staging / path.name)
             publish_folder(staging, folder)
+        sync_filesystems([self.root, *self._repositories])
         return checkpoint_id
 
     def prune(self) -> None:
         """Delete the checkpoints of old loads; candidates that were never loaded stay until the next start."""
         kept = set(self.loads.newest(KEPT_LOADS))
         for checkpoint_id in self.loads.all() - kept - {BASE_CHECKPOINT}:
-            shutil.rmtree(self.checkpoint_path(checkpoint_id), ignore_errors=True)
+            folder = self.checkpoint_path(checkpoint_id)
+            if folder.exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_leftovers(self) -> None:
         """What a killed process left behind: unfinished files, and candidates that nothing refers to any more."""
@@ -161,31 +170,31 @@ class LoadTable:
             return set(self._checkpoints)
 
     def mint(self, checkpoint_id: str) -> str:
-        """A new load id for a checkpoint."""
+        """A new load id for a checkpoint; an `OSError` (the disk is full) leaves everything as it was."""
         with self._lock:
-            self._checkpoints.append(checkpoint_id)
-            self._save()
+            self._save([*self._checkpoints, checkpoint_id], self.published)
             return f"{self._incarnation}:{len(self._checkpoints) - 1}"
 
     def publish(self, load_id: str) -> None:
-        """Remember the load that Reef serves; a restart begins with it."""
+        """Remember the load that Reef serves; a restart begins with it.  Raises as `mint` does."""
         with self._lock:
             self.checkpoint_of(load_id)
             if self.published != load_id:
-                self.published = load_id
-                self._save()
+                self._save(self._checkpoints, load_id)
 
-    def _save(self) -> None:
+    def _save(self, checkpoints: list[str], published: str | None) -> None:
+        """Write first, then believe it: a load id that is not on the disk must never stamp an answer."""
         write_json(
             self._path,
             {
                 "format": LOADS_FORMAT,
                 "identity": self._identity,
                 "incarnation": self._incarnation,
-                "checkpoints": self._checkpoints,
-                "published": self.published,
+                "checkpoints": checkpoints,
+                "published": published,
             },
         )
+        self._checkpoints, self.published = checkpoints, published
 
     def _read(self) -> None:
         try:
@@ -207,3 +216,20 @@ class LoadTable:
         if published is not None:
             self.checkpoint_of(published)
             self.published = published
+
+
+def sync_filesystems(folders: Iterable[Path]) -> None:
+    """Put everything that any process has written to these folders' file systems on the disk (syncfs(2), Linux)."""
+    devices = {folder.stat().st_dev: folder for folder in folders if folder.exists()}
+    syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    for folder in devices.values():
+        if syncfs is None:
+            os.sync()
+            return
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            if syncfs(descriptor) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"cannot write everything to the disk: {os.strerror(number)}", str(folder))
+        finally:
+            os.close(descriptor)

@@ -9,8 +9,13 @@ and the loss is the plain sum `-exp(log p - log p_rollout) * A_t` over every res
 summed, not averaged, as the method defines it.  That needs no tuning: Adam divides a gradient by its own magnitude, so
 the learning rate means the same whatever the loss is multiplied by.
 
-Trajectories of one group start with the same prompt. It is run once, with gradient, and its keys and values are
-expanded to the group's answers, which is exact and saves most of the work.
+`log p_rollout` is what was recorded when the token was sampled. In float32 sampling and training agree to about 1e-5,
+so ratios start at 1. In bfloat16 they do not agree: batches of another shape round differently, which is a few
+hundredths per token, and the ratio corrects for it as for any other difference between the two.
+`train/train_rollout_logprob_abs_diff` shows how far apart they are. Adapter, gradients, Adam and everything after the
+logits are float32 in both cases.
+
+Trajectories of one group start with the same prompt, which is run once for all of them (see `token_scores`).
 """
 
 from __future__ import annotations
@@ -19,8 +24,9 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -28,10 +34,14 @@ from torch import Tensor
 
 from tttd.local.checkpoint import AdamState
 from tttd.local.policy import PolicyModel
-from tttd.local.token_scores import MicroBatch, TokenScores, micro_batches, score_tokens
+from tttd.local.token_scores import MicroBatch, SharedPrompt, micro_batches
 
 ADAM_BETAS = (0.9, 0.95)
 ADAM_EPSILON = 1e-8
+
+MAX_LOG_RATIO = 20.0
+"""A token that the policy finds this much (in log-probability) likelier or less likely than its sampler was not sampled
+by it. The gradient is never clipped; past this it would be one token's, or overflow."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +69,24 @@ class _Sums:
     """Totals over the response tokens of a step."""
 
     tokens: int = 0
-    loss: float = 0.0
-    reward_loss: float = 0.0
-    ratio: float = 0.0
-    divergence: float = 0.0
-    entropy: float = 0.0
-    lengths: list[int] = field(default_factory=list)
+    totals: dict[str, float] = field(default_factory=dict)
+
+    def add(self, **values: Tensor) -> None:
+        """Add up tensors of one value per token."""
+        for name, value in values.items():
+            self.totals[name] = self.totals.get(name, 0.0) + float(value.detach().double().sum())
+
+    def metrics(self) -> dict[str, float]:
+        """The step's losses, and means per answer token."""
+        mean = {name: total / self.tokens for name, total in self.totals.items()}
+        return {
+            "train/loss": self.totals["loss"],
+            "train/pg_loss": self.totals["reward_loss"],
+            "train/importance_ratio": mean["ratio"],
+            "train/train_rollout_logprob_abs_diff": mean["abs_difference"],
+            "train/ppo_kl": mean["divergence"],
+            "train/entropy": mean["entropy"],
+        }
 
 
 def train_step(
@@ -79,38 +101,61 @@ def train_step(
 ) -> TrainedStep:
     """Train from `adapter` and `optimizer` (None: the initial ones); nothing that is passed in is changed.
 
-    Raises `FloatingPointError` when the gradient is not finite.
+    A learning rate of 0 changes nothing at all, not even Adam's moments: a frozen control run. Raises `ValueError` for
+    rows that cannot be trained on, and `FloatingPointError` when the rollouts were sampled by another policy or the
+    step has a result that is not finite.
     """
     started = time.monotonic()
+    check_rows(rows)
     policy.use_for_training(adapter)
-    batches = micro_batches([(row.prompt, row.response) for row in rows], token_budget)
-    token_advantages, base_divergence = kl_shaped_advantages(policy, rows, batches, kl_coef)
     parameters = adapter_parameters(policy)
-    adam = restored_adam(parameters, optimizer, learning_rate)
+    before = initial_adam(parameters) if optimizer is None else optimizer
+    adam = restored_adam(parameters, before, learning_rate)
+    batches = micro_batches([(row.prompt, row.response) for row in rows], token_budget)
     sums = _Sums()
-    for batch in batches:
-        _backward(policy, batch, rows, token_advantages, sums)
-    grad_norm = gradient_norm(parameters.values())
-    if not math.isfinite(grad_norm):
-        raise FloatingPointError(f"the gradient norm is {grad_norm}; the step is given up and nothing is changed")
-    adam.step()
-    trained = policy.trained_adapter()
-    adam.zero_grad(set_to_none=True)
-    return_memory()
+    try:
+        token_advantages, base_divergence = kl_shaped_advantages(policy, rows, batches, kl_coef)
+        for prompt, group in groupby(batches, key=lambda batch: batch.prompt):
+            _add_gradients(policy, prompt, group, rows, token_advantages, sums)
+        grad_norm = gradient_norm(parameters.values())
+        _require_finite("gradient", [torch.tensor(grad_norm)])
+        if learning_rate:
+            adam.step()
+        trained = policy.trained_adapter()
+        after = adam_state(parameters, adam) if learning_rate else before
+    finally:
+        adam.zero_grad(set_to_none=True)
+        return_memory()
+    _require_finite("adapter", trained.values())
+    _require_finite("Adam state", [*after.first.values(), *after.second.values()])
     metrics = {
         "train/global_batch_size": len(rows),
         "train/grad_norm": grad_norm,
         **adapter_metrics(policy, trained),
-        "train/loss": sums.loss,
-        "train/pg_loss": sums.reward_loss,
-        "train/importance_ratio": sums.ratio / sums.tokens,
-        "train/ppo_kl": sums.divergence / sums.tokens,
+        **sums.metrics(),
         "train/kl": base_divergence,
-        "train/entropy": sums.entropy / sums.tokens,
-        "train/response_length": sum(sums.lengths) / len(rows),
+        "train/response_length": sums.tokens / len(rows),
+        "train/micro_batches": len(batches),
+        "train/micro_batch_tokens_max": max(batch.tokens for batch in batches),
         "train/train_s": time.monotonic() - started,
     }
-    return TrainedStep(trained, adam_state(parameters, adam), metrics)
+    return TrainedStep(trained, after, metrics)
+
+
+def check_rows(rows: Sequence[TrainingRow]) -> None:
+    """Raises `ValueError` naming the first row whose parts do not fit together or are not numbers."""
+    if not rows:
+        raise ValueError("the batch holds no trajectory")
+    for number, row in enumerate(rows):
+        if not row.prompt or not row.response:
+            raise ValueError(f"trajectory {number} has {len(row.prompt)} prompt and {len(row.response)} answer tokens")
+        if not len(row.response) == len(row.mask) == len(row.log_probabilities):
+            raise ValueError(
+                f"trajectory {number} has {len(row.response)} answer tokens, {len(row.mask)} mask values and "
+                f"{len(row.log_probabilities)} log-probabilities"
+            )
+        if not math.isfinite(row.advantage) or not all(map(math.isfinite, row.log_probabilities)):
+            raise ValueError(f"trajectory {number} has an advantage or log-probability that is not finite")
 
 
 def kl_shaped_advantages(
@@ -119,22 +164,35 @@ def kl_shaped_advantages(
     """Every row's advantage per token, and the mean divergence from the base model per masked token."""
     base: list[Tensor] = [torch.empty(0)] * len(rows)
     with torch.no_grad(), policy.training_model.disable_adapter():
-        for batch in batches:
-            scores = score_tokens(policy.training_model, batch, policy.device)
-            for row, log_probabilities in zip(batch.rows, scores.log_probabilities, strict=True):
-                base[row] = log_probabilities
+        for prompt, group in groupby(batches, key=lambda batch: batch.prompt):
+            shared = SharedPrompt(policy.training_model, prompt, policy.device)
+            for batch in group:
+                for row, log_probabilities in zip(batch.rows, shared.log_probabilities(batch), strict=True):
+                    base[row] = log_probabilities
     masks = [torch.tensor(row.mask, dtype=torch.float32, device=policy.device) for row in rows]
     differences = [
-        (torch.tensor(row.log_probabilities, device=policy.device) - log_probabilities) * mask
-        for row, log_probabilities, mask in zip(rows, base, masks, strict=True)
+        torch.tensor(row.log_probabilities, device=policy.device) - log_probabilities
+        for row, log_probabilities in zip(rows, base, strict=True)
     ]
+    return centred_advantages([row.advantage for row in rows], differences, masks, kl_coef)
+
+
+def centred_advantages(
+    advantages: Sequence[Tensor | float], differences: Sequence[Tensor], masks: Sequence[Tensor], kl_coef: float
+) -> tuple[list[Tensor], float]:
+    """`advantages` with the pull towards the base model added to every masked token, and the mean of `differences`.
+
+    `differences` are log p_rollout - log p_base, one tensor per trajectory. Their mean is taken over all masked tokens
+    of all trajectories, so the pull moves weight between tokens and adds none.
+    """
+    masked = [difference * mask for difference, mask in zip(differences, masks, strict=True)]
     masked_tokens = sum(float(mask.sum()) for mask in masks)
     if masked_tokens == 0:
         raise ValueError("no token of the batch is selected by its loss mask")
-    mean = sum(float(difference.sum()) for difference in differences) / masked_tokens
+    mean = sum(float(difference.double().sum()) for difference in masked) / masked_tokens
     shaped = [
-        row.advantage + kl_coef * mask * (mean - difference)
-        for row, mask, difference in zip(rows, masks, differences, strict=True)
+        advantage + kl_coef * mask * (mean - difference)
+        for advantage, mask, difference in zip(advantages, masks, masked, strict=True)
     ]
     return shaped, mean
 
@@ -144,25 +202,77 @@ def surrogate(log_probabilities: Tensor, rollout_log_probabilities: Tensor, adva
     return -torch.exp(log_probabilities - rollout_log_probabilities) * advantages
 
 
-def _backward(
-    policy: PolicyModel, batch: MicroBatch, rows: Sequence[TrainingRow], advantages: Sequence[Tensor], sums: _Sums
+def _add_gradients(
+    policy: PolicyModel,
+    prompt: Sequence[int],
+    batches: Iterable[MicroBatch],
+    rows: Sequence[TrainingRow],
+    advantages: Sequence[Tensor],
+    sums: _Sums,
 ) -> None:
-    scores: TokenScores = score_tokens(policy.training_model, batch, policy.device, with_entropy=True)
-    losses = []
-    for row, log_probabilities, entropy in zip(batch.rows, scores.log_probabilities, scores.entropies, strict=True):
-        old = torch.tensor(rows[row].log_probabilities, device=policy.device)
-        losses.append(surrogate(log_probabilities, old, advantages[row]).sum())
-        with torch.no_grad():
-            ratio = torch.exp(log_probabilities - old)
-            sums.tokens += len(old)
-            sums.lengths.append(len(old))
-            sums.reward_loss -= float((ratio * rows[row].advantage).sum())
-            sums.ratio += float(ratio.sum())
-            sums.divergence += float((old - log_probabilities).sum())
-            sums.entropy += float(entropy.sum())
-    loss = torch.stack(losses).sum()
-    sums.loss += float(loss.detach())
-    loss.backward()  # type: ignore[no-untyped-call]
+    """Gradients of all answers to one prompt."""
+    shared = SharedPrompt(policy.training_model, prompt, policy.device)
+    for batch in batches:
+        shared.backward(batch, _AnswerLoss(batch, rows, advantages, sums, policy.device))
+    shared.finish()
+
+
+class _AnswerLoss:
+    """The loss of one micro-batch's answer tokens, given some of them at a time; reports into `sums`."""
+
+    def __init__(
+        self,
+        batch: MicroBatch,
+        rows: Sequence[TrainingRow],
+        advantages: Sequence[Tensor],
+        sums: _Sums,
+        device: torch.device,
+    ) -> None:
+        chosen = [rows[row] for row in batch.rows]
+        self._batch = batch
+        self._old = torch.tensor([value for row in chosen for value in row.log_probabilities], device=device)
+        self._outcome = torch.tensor([row.advantage for row in chosen for _ in row.response], device=device)
+        self._shaped = torch.cat([advantages[row] for row in batch.rows])
+        self._sums = sums
+
+    def __call__(self, part: slice, log_probabilities: Tensor, entropies: Tensor) -> Tensor:
+        old = self._old[part]
+        difference = log_probabilities.detach() - old
+        _require_same_policy(difference, self._batch, part.start)
+        losses = surrogate(log_probabilities, old, self._shaped[part])
+        ratio = difference.exp()
+        self._sums.tokens += len(old)
+        self._sums.add(
+            loss=losses,
+            reward_loss=-ratio * self._outcome[part],
+            ratio=ratio,
+            divergence=-difference,
+            abs_difference=difference.abs(),
+            entropy=entropies,
+        )
+        return losses.sum()
+
+
+def _require_same_policy(difference: Tensor, batch: MicroBatch, start: int) -> None:
+    """Raises `FloatingPointError` naming the first token whose log-probability is NaN or unlike the recorded one."""
+    wrong = ~(difference.abs() <= MAX_LOG_RATIO)
+    if not bool(wrong.any()):
+        return
+    index = int(wrong.nonzero()[0])
+    place = start + index
+    for row, length in zip(batch.rows, batch.lengths, strict=True):
+        if place < length:
+            raise FloatingPointError(
+                f"token {place} of trajectory {row} has a log-probability {float(difference[index]):+.4g} away from "
+                f"the one recorded when it was sampled (at most {MAX_LOG_RATIO:g} is accepted): the rollouts belong "
+                "to another policy, or the adapter has diverged; sample them again, or go back to an earlier release"
+            )
+        place -= length
+
+
+def _require_finite(name: str, tensors: Iterable[Tensor]) -> None:
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise FloatingPointError(f"the {name} of the step is not finite; it is given up and nothing is changed")
 
 
 def adapter_parameters(policy: PolicyModel) -> dict[str, torch.nn.Parameter]:
@@ -188,22 +298,31 @@ def adapter_metrics(policy: PolicyModel, adapter: Mapping[str, Tensor]) -> dict[
     }
 
 
-def gradient_norm(parameters: Any) -> float:
+def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
     """Euclidean norm over all gradients."""
     return math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in parameters if p.grad is not None))
 
 
+def initial_adam(parameters: Mapping[str, torch.nn.Parameter]) -> AdamState:
+    """Adam's state before its first step."""
+    first, second = ({name: torch.zeros(p.shape) for name, p in parameters.items()} for _ in range(2))
+    return AdamState(0, first, second)
+
+
 def restored_adam(
-    parameters: Mapping[str, torch.nn.Parameter], state: AdamState | None, learning_rate: float
+    parameters: Mapping[str, torch.nn.Parameter], state: AdamState, learning_rate: float
 ) -> torch.optim.Adam:
-    """Adam as the method fixes it (no decay, no clipping), continued from `state`."""
+    """Adam as the method fixes it (no decay, no clipping), continued from a copy of `state`.
+
+    Raises `ValueError` when the state belongs to other parameters.
+    """
     for parameter in parameters.values():
         parameter.grad = None
     adam = torch.optim.Adam(parameters.values(), lr=learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON)
-    if state is None:
-        return adam
-    if set(state.first) != set(parameters) or set(state.second) != set(parameters):
-        raise ValueError("the stored optimizer state belongs to other parameters")
+    for moments in (state.first, state.second):
+        expected = {name: parameter.shape for name, parameter in parameters.items()}
+        if {name: moment.shape for name, moment in moments.items()} != expected:
+            raise ValueError("the stored optimizer state belongs to other parameters")
     for name, parameter in parameters.items():
         adam.state[parameter] = {
             "step": torch.tensor(float(state.steps)),

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import torch
 from reef.artifact.artifact import Artifact
 from reef.core.batches import StepScheduling, TrainingBatch, trajectories
 from reef.runtime.interfaces import (
@@ -31,6 +34,7 @@ from reef.train.types import policy_row_violation
 from tttd.local.checkpoint import Manifest, read_adapter, read_optimizer, write_checkpoint
 from tttd.local.policy import PolicyModel
 from tttd.local.settings import LocalTorchSettings
+from tttd.local.shared_files import SharedFiles
 from tttd.local.state import StateDirectory
 from tttd.local.trainer import TrainingRow, train_step
 
@@ -47,6 +51,8 @@ class LocalTrainingRuntime(TrainingRuntime):
         self._state = state
         self._settings = settings
         self._lock = RLock()
+        git_dirs = (Path(folder).expanduser() for folder in settings.git_dirs)
+        self._files = SharedFiles([*git_dirs, state.root / "checkpoints"])
 
     def prepare_training_step(
         self,
@@ -110,6 +116,15 @@ class LocalTrainingRuntime(TrainingRuntime):
         """Nothing to undo: the served checkpoint was never touched."""
         logger.info("candidate %s was not selected", candidate.candidate_id)
 
+    def commit_candidate(self, training_job_id: str) -> None:
+        """Store what the new release holds several times only once.  A failure to do so never fails the commit."""
+        try:
+            freed = self._files.link_copies()
+        except OSError as error:
+            logger.warning("the copies of %s stay on the disk: %s", training_job_id, error)
+        else:
+            logger.info("%.0f MB of copies are stored as links to Reef's own files", freed / 1e6)
+
     @property
     def supports_checkpoint_restore(self) -> bool:
         """A release holds the adapter and the optimizer state, so training can go on from any of them."""
@@ -128,6 +143,7 @@ class LocalTrainingRuntime(TrainingRuntime):
         self._state.close()
 
     def _train(self, parent: str, checkpoint_id: str, payload: Mapping[str, Any]) -> None:
+        started = time.monotonic()
         folder = self._state.checkpoint(parent)
         try:
             trained = train_step(
@@ -139,7 +155,10 @@ class LocalTrainingRuntime(TrainingRuntime):
                 kl_coef=self._settings.kl_coef,
                 token_budget=self._settings.train_token_budget,
             )
-        except (FloatingPointError, MemoryError) as error:
+        except torch.OutOfMemoryError as error:
+            cure = f"lower training.options.train-token-budget, now {self._settings.train_token_budget}"
+            raise TrainingRuntimeError(f"training step {payload['scenario_step']} ran out of memory; {cure}") from error
+        except (FloatingPointError, MemoryError, ValueError) as error:
             raise TrainingRuntimeError(f"training step {payload['scenario_step']} failed: {error}") from error
         metrics = {**trained.metrics, **learning_rate_metrics((self._settings.learning_rate,), None)}
         manifest = Manifest(checkpoint_id, parent, self._state.identity, trained.optimizer.steps, metrics)
@@ -150,6 +169,18 @@ class LocalTrainingRuntime(TrainingRuntime):
             self._policy.adapter_config(),
             trained.optimizer,
         )
+        self._note_duration(payload["scenario_step"], time.monotonic() - started)
+
+    def _note_duration(self, step: int, seconds: float) -> None:
+        limit = self._settings.train_timeout_s
+        if limit is not None and seconds > limit:
+            logger.warning(
+                "step %s took %.1f s, longer than training.timeout-s (%g s); an update is not cut off, since it would "
+                "only be computed again",
+                step,
+                seconds,
+                limit,
+            )
 
     def _checkpoint_id(self, parent: str, payload: Mapping[str, Any]) -> str:
         """Derived from everything that determines the result, and from nothing else."""
