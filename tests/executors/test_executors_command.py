@@ -43,7 +43,7 @@ def test_a_port_in_use_is_one_line_with_the_cure() -> None:
     ("options", "words"),
     [
         (["--port", "70000"], "70000 is not a port number"),
-        (["--task", "lasso_path"], "'lasso_path' has no offline catalogue"),
+        (["--task", "trimul"], "'trimul' has no offline catalogue"),
         (["--catalogue", "/nowhere"], "catalogue.json cannot be read"),
         (["--task", "other", "--catalogue", "harbor/polyomino_packing/offline"], "catalogue of 'polyomino_packing'"),
         (["--host", "192.0.2.1", "--port", "0"], "cannot listen on 192.0.2.1:0"),
