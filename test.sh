@@ -29,7 +29,7 @@ while [ "$#" -gt 0 ]; do
 done
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
-scripts/setup.sh
+scripts/setup.sh --eigen  # the LASSO judge compiles against it
 printf '== style\n'
 .venv/bin/ruff check .
 printf '== types\n'
