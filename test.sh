@@ -4,12 +4,13 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: ./test.sh [--fast] [pytest arguments...]
+Usage: ./test.sh [--fast | --soak] [pytest arguments...]
 
   --fast   leave out the tests that start a real service, model or trial
+  --soak   also run the minutes of power cuts and full disks on a real service
 
 Examples:
-  ./test.sh                      everything
+  ./test.sh                      everything but the soak
   ./test.sh --fast               a few minutes less
   ./test.sh tests/front -k port  a part
 TEXT
@@ -19,6 +20,7 @@ pytest_options=(-q)
 while [ "$#" -gt 0 ]; do
     case "$1" in
         --fast) pytest_options+=(-m "not slow") ;;
+        --soak) pytest_options+=(-m "soak or not soak") ;;
         -h | --help)
             usage
             exit 0

@@ -293,8 +293,7 @@ class ReefProcess:
         return values
 
     def _healthy(self) -> bool:
-        if self._pid is not None and not alive(self._pid):
-            raise AssertionError(f"reef ended:\n{self._log_tail()}")
+        self._require_alive()
         try:
             return httpx.get(self.url + "/healthz", timeout=5).status_code == 200
         except httpx.TransportError:
@@ -317,10 +316,14 @@ class ReefProcess:
                 if condition():
                     return
             except (httpx.TransportError, KeyError):
-                pass
+                self._require_alive()
             if time.monotonic() >= deadline:
                 raise AssertionError(f"{what}: not within {timeout_s:g} s\n{self._log_tail()}")
             time.sleep(0.1)
+
+    def _require_alive(self) -> None:
+        if self._pid is not None and not alive(self._pid):
+            raise AssertionError(f"reef ended:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
         logs = [self.log, *sorted((self.state_dir / "stack").rglob("*.log"))]

@@ -127,6 +127,7 @@ def fill(disk: Path, left_bytes: int) -> Path:
     return filler
 
 
+@pytest.mark.soak
 def test_a_full_disk_fails_the_step_with_a_reason_and_the_step_commits_once_there_is_space(
     small_disk: Path, tiny_model: Path
 ) -> None:
