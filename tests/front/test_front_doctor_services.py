@@ -180,7 +180,9 @@ def test_a_judge_of_ours_on_the_port_is_no_failure() -> None:
 
 
 def test_every_service_of_the_plan_is_looked_at(tmp_path: Path) -> None:
-    probes = Probes(port_is_free=lambda host, port: port != 8000, port_holder=lambda port: None, fetch=lambda url, t: None)
+    probes = Probes(
+        port_is_free=lambda host, port: port != 8000, port_holder=lambda port: None, fetch=lambda url, t: None
+    )
     context = context_of(tmp_path, probes)
     found = list(network.check_ports(context))
     assert [item.level.value for item in found] == ["ok", "failure", "ok"]
