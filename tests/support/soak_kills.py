@@ -23,6 +23,7 @@ from support.power_cuts import Moment, check_finished, run_until
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 FIRST_STEPS = 4
+NEVER = Moment("line", 0.0, lines=10**9)
 
 
 def main() -> int:
@@ -76,7 +77,7 @@ def cut_and_check(options: argparse.Namespace, job: MainJob) -> int:
             steps += 2
     if options.unfinished:
         return 0
-    code, output = job.run(GUIDANCE_STEPS=str(steps))
+    code, output = run_until(job, NEVER, GUIDANCE_STEPS=str(steps))
     print(output)
     if code != 0:
         return 1

@@ -292,10 +292,10 @@ async def test_a_wrong_request_is_refused_before_anything_is_sent(engine: Engine
 
 
 async def test_a_tokenizer_that_rewrites_told_text_ends_the_stream_with_an_error(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    endless: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.policy, "decode", lambda tokens: str(len(tokens)))
-    found = await events(await engine.stream(chat(max_tokens=20)))
+    monkeypatch.setattr(endless.policy, "decode", lambda tokens: str(len(tokens)))
+    found = await events(await endless.stream(chat(max_tokens=20)))
     assert "rewrites" in error_of(found)
 
 
