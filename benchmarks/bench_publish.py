@@ -141,8 +141,9 @@ class Publisher:
 
     def load(self, tree: Path) -> None:
         """Put a released tree into the sampler's and the trainer's weights."""
+        from tttd.local.adam import restored_adam
         from tttd.local.checkpoint import read_adapter, read_optimizer
-        from tttd.local.trainer import adapter_parameters, restored_adam
+        from tttd.local.trainer import adapter_parameters
 
         adapter = self.watch.run("read_adapter", lambda: read_adapter(tree))
         self.watch.run("load_into_sampler", lambda: self.policy.use_for_sampling(adapter))

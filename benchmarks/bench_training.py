@@ -58,7 +58,8 @@ class Ours:
 
     def step(self, grid: Sequence[Any], adapter: Mapping[str, Any]) -> Update:
         """One step."""
-        from tttd.local.trainer import ADAM_BETAS, train_step
+        from tttd.local.adam import ADAM_BETAS
+        from tttd.local.trainer import train_step
 
         trained = train_step(
             self._policy,

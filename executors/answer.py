@@ -81,7 +81,7 @@ class Composer:
         ]
         if len(asleep) > 0:
             notes = "; ".join(f"{self._sentence(item)} ({item.because})" for item in asleep)
-            lines.append(f"Chosen but without effect as long as the placement stays as it is: {notes}.")
+            lines.append(f"Chosen but without effect as long as the rest stays as it is: {notes}.")
         if configuration != read.configuration and not read.has_block:
             lines.append("The program was written anew, because the parent did not say how it is configured.")
         if read.ignored:

@@ -66,9 +66,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     parser = build_parser(next((name for name in arguments if name in JUDGES), None))
     options = parser.parse_args(arguments)
-    workers = default_workers() if options.workers is None else options.workers
-    if workers < 1:
-        parser.error(f"--workers must be at least 1, got {workers}")
+    if options.workers is None:
+        options.workers = default_workers()
+    if options.workers < 1:
+        parser.error(f"--workers must be at least 1, got {options.workers}")
     if options.queue_limit is not None and options.queue_limit < 1:
         parser.error(f"--queue-limit must be at least 1, got {options.queue_limit}")
     from judges.errors import AddressInUse, JudgeError
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     # Until the server runs and stops in order by itself, a termination unwinds like Ctrl-C, so that nothing is left.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _serve(options, workers)
+        _serve(options)
     except AddressInUse as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ADDRESS
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _serve(options: argparse.Namespace, workers: int) -> None:
+def _serve(options: argparse.Namespace) -> None:
     import asyncio
     import logging
 
@@ -105,7 +106,7 @@ def _serve(options: argparse.Namespace, workers: int) -> None:
             with open_sandbox(allow_unsafe=options.unsafe) as sandbox:
                 judge = judge_command(options.judge).open_judge(options, sandbox)
                 # A judge that times programs on one device cannot share it.
-                workers = min(workers, getattr(judge, "max_workers", None) or workers)
+                workers = min(options.workers, getattr(judge, "max_workers", None) or options.workers)
                 if sandbox.tier is not Tier.CGROUP:
                     print(
                         f"warning: sandbox tier is {sandbox.tier.value}; {_WEAKNESS[sandbox.tier.value]}",

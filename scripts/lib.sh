@@ -104,16 +104,22 @@ has_git_lfs() { git lfs version >/dev/null 2>&1; }
 # No pipes: under pipefail a reader that leaves early would make the check fail now and then.
 has_eigen() { g++ -E -x c++ - >/dev/null 2>&1 <<<'#include <eigen3/Eigen/Core>'; }
 
-# missing_packages [eigen]: Debian names of the system packages that are not there, on one line.
+has_chromium() { command -v chromium >/dev/null 2>&1; }
+
+# missing_packages [eigen] [chromium]: Debian names of the system packages that are not there, on one line.
 missing_packages() {
     local missing=()
     command -v git >/dev/null 2>&1 || missing+=(git)
     has_git_lfs || missing+=(git-lfs)
     command -v g++ >/dev/null 2>&1 || missing+=(g++)
     command -v bwrap >/dev/null 2>&1 || missing+=(bubblewrap)
-    if [ "${1:-}" = eigen ]; then
-        has_eigen || missing+=(libeigen3-dev)
-    fi
+    local extra
+    for extra in "$@"; do
+        case "$extra" in
+            eigen) has_eigen || missing+=(libeigen3-dev) ;;
+            chromium) has_chromium || missing+=(chromium) ;;
+        esac
+    done
     printf '%s\n' "${missing[*]:-}"
 }
 
@@ -154,14 +160,14 @@ install_packages() {
     return "$EXIT_MISSING"
 }
 
-# ensure_system_tools [eigen]: check each tool and install what is missing.
+# ensure_system_tools [eigen] [chromium]: check each tool and install what is missing.
 ensure_system_tools() {
     local missing
-    missing=$(missing_packages "${1:-}")
+    missing=$(missing_packages "$@")
     [ -z "$missing" ] && return 0
     # shellcheck disable=SC2086  # a list of package names
     install_packages $missing || return "$?"
-    missing=$(missing_packages "${1:-}")
+    missing=$(missing_packages "$@")
     [ -z "$missing" ] && return 0
     say "still missing after the installation: $missing"
     return "$EXIT_MISSING"

@@ -5,9 +5,10 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-Usage: scripts/setup.sh [--eigen]
+Usage: scripts/setup.sh [--eigen] [--chromium]
 
-  --eigen   also check for the Eigen headers (the lasso_path judge)
+  --eigen     also check for the Eigen headers (the lasso_path judge)
+  --chromium  also check for the browser that the report's tests drive
 
 Environment:
   GUIDANCE_PYTHON       the Python to use (3.12 or 3.13); default: the first one found
@@ -122,10 +123,10 @@ install_all() {
 }
 
 main() {
-    local eigen=""
+    local -a extras=()
     for argument in "$@"; do
         case "$argument" in
-            --eigen) eigen=eigen ;;
+            --eigen | --chromium) extras+=("${argument#--}") ;;
             -h | --help)
                 usage
                 exit 0
@@ -133,7 +134,7 @@ main() {
             *) fail "unknown option: $argument (see scripts/setup.sh --help)" 2 ;;
         esac
     done
-    ensure_system_tools "$eigen" || exit "$?"
+    ensure_system_tools "${extras[@]}" || exit "$?"
     is_ready && return 0
     mkdir -p "$ROOT/work"
     (

@@ -23,16 +23,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def open_judge(options: argparse.Namespace, sandbox: Sandbox) -> Judge:
     """The judge over the public inputs; raises `JudgeError` when they cannot be made, or for too many case workers."""
-    from judges.__main__ import default_workers
     from judges.ahc058.judge import AppleJudge
     from judges.ahc058.suite import load_suite
 
     cores = len(os.sched_getaffinity(0))
-    submissions = options.workers or default_workers()
-    most = max(1, cores // submissions)
+    most = max(1, cores // options.workers)
     if not 1 <= options.case_workers <= most:
         raise JudgeError(
-            f"--case-workers {options.case_workers} does not suit {cores} core(s) and {submissions} submission(s) at "
-            f"once, because times are fair only with a core for each run; use 1 to {most}"
+            f"--case-workers {options.case_workers} does not suit {cores} core(s) and {options.workers} submission(s) "
+            f"at once, because times are fair only with a core for each run; use 1 to {most}"
         )
     return AppleJudge(sandbox, load_suite(), case_workers=options.case_workers)

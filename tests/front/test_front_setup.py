@@ -144,7 +144,10 @@ def test_the_real_interpreter_is_recognised(machine: Machine) -> None:
 def test_missing_tools_are_listed_by_package(machine: Machine) -> None:
     assert machine.call("missing_packages").stdout == "git git-lfs g++ bubblewrap\n"
     assert machine.call("missing_packages eigen").stdout == "git git-lfs g++ bubblewrap libeigen3-dev\n"
+    assert machine.call("missing_packages chromium").stdout == "git git-lfs g++ bubblewrap chromium\n"
     machine.with_tools()
+    machine.stub("chromium", "exit 0")
+    assert machine.call("missing_packages eigen chromium").stdout == "\n"
     assert machine.call("missing_packages eigen").stdout == "\n"
     machine.stub("git", '[ "$1" != lfs ]')
     assert machine.call("missing_packages").stdout == "git-lfs\n"

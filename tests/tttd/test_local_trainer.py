@@ -16,7 +16,8 @@ from torch import Tensor
 from tttd.local.checkpoint import AdamState
 from tttd.local.policy import PolicyModel
 from tttd.local.token_scores import micro_batches
-from tttd.local.trainer import MAX_LOG_RATIO, TrainedStep, TrainingRow, surrogate, train_step
+from tttd.local.trainer import MAX_LOG_RATIO, TrainedStep, TrainingRow, train_step
+from tttd.token_loss import surrogate
 
 KL_COEF = 0.3
 RATE = 0.01

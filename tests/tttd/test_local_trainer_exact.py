@@ -22,7 +22,8 @@ from torch import Tensor
 
 from tttd.local.policy import PolicyModel
 from tttd.local.token_scores import HEAD_POSITIONS, micro_batches
-from tttd.local.trainer import TrainedStep, TrainingRow, centred_advantages, train_step
+from tttd.local.trainer import TrainedStep, TrainingRow, train_step
+from tttd.token_loss import base_differences, divergence_sums, mean_divergence, shaped_advantages
 
 KL_COEF = 0.3
 RATE = 0.01
@@ -139,14 +140,18 @@ def test_the_divergence_is_centred_over_the_whole_batch() -> None:
     advantages = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]
     differences = [torch.tensor([0.3, 0.15]), torch.tensor([0.0])]
     ones = [torch.ones(2), torch.ones(1)]
-    shaped, mean = centred_advantages(advantages, differences, ones, 0.1)
+    mean = mean_divergence(*divergence_sums(differences, ones))
+    shaped = shaped_advantages(advantages, differences, ones, mean=mean, kl_coef=0.1)
     assert mean == pytest.approx(0.15)
     assert [tensor.tolist() for tensor in shaped] == [pytest.approx([0.985, 2.0]), pytest.approx([3.015])]
 
 
 def test_a_masked_token_is_not_shaped_but_keeps_its_place_in_the_loss(policy: PolicyModel) -> None:
     masks = [torch.tensor([1.0, 0.0]), torch.tensor([1.0])]
-    shaped, mean = centred_advantages([1.0, 3.0], [torch.tensor([0.3, 9.0]), torch.tensor([0.1])], masks, 0.1)
+    nothing = [torch.zeros(2), torch.zeros(1)]
+    differences = base_differences([torch.tensor([0.3, 9.0]), torch.tensor([0.1])], nothing, masks)
+    mean = mean_divergence(*divergence_sums(differences, masks))
+    shaped = shaped_advantages([1.0, 3.0], differences, masks, mean=mean, kl_coef=0.1)
     assert mean == pytest.approx(0.2)
     assert [tensor.tolist() for tensor in shaped] == [pytest.approx([0.99, 1.0]), pytest.approx([3.01])]
     # The whole answer of row 0 is masked out; changing its advantage still changes the loss.

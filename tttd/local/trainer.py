@@ -1,13 +1,8 @@
 """One optimizer step on one grid: unclipped importance sampling with a centred KL towards the frozen base model.
 
-With `d_t = log p_rollout - log p_base` and its mean `avg` over all masked tokens of the grid, the advantage of a
-token is
-
-    A_t = A + kl_coef * mask_t * (avg - d_t)
-
-and the loss is the plain sum `-exp(log p - log p_rollout) * A_t` over every response token of every trajectory.  It is
-summed, not averaged, as the method defines it.  That needs no tuning: Adam divides a gradient by its own magnitude, so
-the learning rate means the same whatever the loss is multiplied by.
+The loss is that of `tttd.token_loss`, the plain sum over every response token of every trajectory.  It is summed, not
+averaged, as the method defines it.  That needs no tuning: Adam divides a gradient by its own magnitude, so the learning
+rate means the same whatever the loss is multiplied by.
 
 `log p_rollout` is what was recorded when the token was sampled. In float32 sampling and training agree to about 1e-5,
 so ratios start at 1. In bfloat16 they do not agree: batches of another shape round differently, which is a few
@@ -32,12 +27,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tttd.local.adam import adam_state, initial_adam, restored_adam
 from tttd.local.checkpoint import AdamState
 from tttd.local.policy import PolicyModel
 from tttd.local.token_scores import MicroBatch, SharedPrompt, micro_batches
-
-ADAM_BETAS = (0.9, 0.95)
-ADAM_EPSILON = 1e-8
+from tttd.token_loss import base_differences, divergence_sums, mean_divergence, shaped_advantages, surrogate
 
 MAX_LOG_RATIO = 20.0
 """A token that the policy finds this much (in log-probability) likelier or less likely than its sampler was not sampled
@@ -170,36 +164,10 @@ def kl_shaped_advantages(
                 for row, log_probabilities in zip(batch.rows, shared.log_probabilities(batch), strict=True):
                     base[row] = log_probabilities
     masks = [torch.tensor(row.mask, dtype=torch.float32, device=policy.device) for row in rows]
-    differences = [
-        torch.tensor(row.log_probabilities, device=policy.device) - log_probabilities
-        for row, log_probabilities in zip(rows, base, strict=True)
-    ]
-    return centred_advantages([row.advantage for row in rows], differences, masks, kl_coef)
-
-
-def centred_advantages(
-    advantages: Sequence[Tensor | float], differences: Sequence[Tensor], masks: Sequence[Tensor], kl_coef: float
-) -> tuple[list[Tensor], float]:
-    """`advantages` with the pull towards the base model added to every masked token, and the mean of `differences`.
-
-    `differences` are log p_rollout - log p_base, one tensor per trajectory. Their mean is taken over all masked tokens
-    of all trajectories, so the pull moves weight between tokens and adds none.
-    """
-    masked = [difference * mask for difference, mask in zip(differences, masks, strict=True)]
-    masked_tokens = sum(float(mask.sum()) for mask in masks)
-    if masked_tokens == 0:
-        raise ValueError("no token of the batch is selected by its loss mask")
-    mean = sum(float(difference.double().sum()) for difference in masked) / masked_tokens
-    shaped = [
-        advantage + kl_coef * mask * (mean - difference)
-        for advantage, mask, difference in zip(advantages, masks, masked, strict=True)
-    ]
-    return shaped, mean
-
-
-def surrogate(log_probabilities: Tensor, rollout_log_probabilities: Tensor, advantages: Tensor) -> Tensor:
-    """The unclipped importance-sampling loss, one value per token."""
-    return -torch.exp(log_probabilities - rollout_log_probabilities) * advantages
+    rollout = [torch.tensor(row.log_probabilities, device=policy.device) for row in rows]
+    differences = base_differences(rollout, base, masks)
+    mean = mean_divergence(*divergence_sums(differences, masks))
+    return shaped_advantages([row.advantage for row in rows], differences, masks, mean=mean, kl_coef=kl_coef), mean
 
 
 def _add_gradients(
@@ -301,48 +269,6 @@ def adapter_metrics(policy: PolicyModel, adapter: Mapping[str, Tensor]) -> dict[
 def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
     """Euclidean norm over all gradients."""
     return math.sqrt(sum(float(p.grad.double().pow(2).sum()) for p in parameters if p.grad is not None))
-
-
-def initial_adam(parameters: Mapping[str, torch.nn.Parameter]) -> AdamState:
-    """Adam's state before its first step."""
-    first, second = ({name: torch.zeros(p.shape) for name, p in parameters.items()} for _ in range(2))
-    return AdamState(0, first, second)
-
-
-def restored_adam(
-    parameters: Mapping[str, torch.nn.Parameter], state: AdamState, learning_rate: float
-) -> torch.optim.Adam:
-    """Adam as the method fixes it (no decay, no clipping), continued from a copy of `state`.
-
-    Raises `ValueError` when the state belongs to other parameters.
-    """
-    for parameter in parameters.values():
-        parameter.grad = None
-    adam = torch.optim.Adam(parameters.values(), lr=learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON)
-    for moments in (state.first, state.second):
-        expected = {name: parameter.shape for name, parameter in parameters.items()}
-        if {name: moment.shape for name, moment in moments.items()} != expected:
-            raise ValueError("the stored optimizer state belongs to other parameters")
-    for name, parameter in parameters.items():
-        adam.state[parameter] = {
-            "step": torch.tensor(float(state.steps)),
-            "exp_avg": state.first[name].to(parameter.device, copy=True),
-            "exp_avg_sq": state.second[name].to(parameter.device, copy=True),
-        }
-    return adam
-
-
-def adam_state(parameters: Mapping[str, torch.nn.Parameter], adam: torch.optim.Adam) -> AdamState:
-    """Adam's state, detached from the optimizer."""
-    states = {name: adam.state[parameter] for name, parameter in parameters.items()}
-    steps = {int(state["step"]) for state in states.values()}
-    if len(steps) != 1:
-        raise ValueError(f"the parameters were stepped differently often: {sorted(steps)}")
-    return AdamState(
-        steps.pop(),
-        {name: state["exp_avg"].detach().to("cpu", copy=True) for name, state in states.items()},
-        {name: state["exp_avg_sq"].detach().to("cpu", copy=True) for name, state in states.items()},
-    )
 
 
 def return_memory() -> None:
