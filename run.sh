@@ -26,6 +26,7 @@ Trains a small guidance policy on one task and prints the reward of the best pro
   --max-evaluations N, --max-time SECONDS, --max-cost DOLLARS
                    stop before a step that would exceed this; the best program is graded, a higher limit continues
   --freeze-policy  a control run: the same search with a policy that no update changes (GUIDANCE_FREEZE_POLICY=1)
+  --quiet          print warnings, errors and the result only (GUIDANCE_QUIET=1); `guidance-ttt status` shows the rest
   --setup-only     install everything, start nothing
   --help           this text
 
@@ -49,6 +50,7 @@ while [ "$#" -gt 0 ]; do
             shift
             ;;
         --freeze-policy) export GUIDANCE_FREEZE_POLICY=1 ;;
+        --quiet) export GUIDANCE_QUIET=1 ;;
         -h | --help)
             usage
             exit 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from bench_support import machine_facts, positive  # noqa: E402
 
 from benchmarks.experiment.arms import ARMS, RunPlan, catalogue_of, rows_of, run_arm, updates_done  # noqa: E402
-from benchmarks.experiment.comparison import table  # noqa: E402
+from benchmarks.experiment.comparison import final_best, late_reward, table  # noqa: E402
 from benchmarks.experiment.curves import draw_curves  # noqa: E402
 from benchmarks.experiment.records import (  # noqa: E402
     MechanismRow,
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, record, report; exit code 0 when all runs are complete, 3 when time ran out."""
     options = build_parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a termination stops the run of the moment too
     if options.report is not None:
         print(report(options.report))
         return 0
@@ -102,13 +104,13 @@ def save(folder: Path, plans: Sequence[RunPlan]) -> None:
         return
     write_rows(folder / "updates.csv", rows, UpdateRow)
     write_rows(folder / "mechanisms.csv", mechanisms, MechanismRow)
-    text = json.dumps(description(plans), indent=2, sort_keys=True)
+    text = json.dumps(description(plans, rows), indent=2)
     (folder / "experiment.json").write_text(text + "\n", encoding="utf-8")
     draw_curves(folder / "curves.svg", rows)
 
 
-def description(plans: Sequence[RunPlan]) -> dict[str, object]:
-    """What was run, on what, with which code and settings; enough to repeat it."""
+def description(plans: Sequence[RunPlan], rows: Sequence[UpdateRow]) -> dict[str, object]:
+    """What was run, on what, with which code and settings, and what came out; enough to repeat it."""
     first = plans[0]
     identities = [plan.run_dir / "task-identity.json" for plan in plans if plan.arm == "trained"]
     identity = next((read_json_object(path) for path in identities if path.exists()), {})
@@ -120,8 +122,21 @@ def description(plans: Sequence[RunPlan]) -> dict[str, object]:
         "commit": commit.stdout.strip(),
         "catalogue_sha256": catalogue_of(first).digest,
         "machine": machine_facts(),
+        "groups": first.groups,
+        "rollouts": first.rollouts,
         "settings": identity,
-        "updates": {f"seed {plan.seed} {plan.arm}": updates_done(plan) for plan in plans},
+        "runs": outcomes(rows),
+    }
+
+
+def outcomes(rows: Sequence[UpdateRow]) -> dict[str, dict[str, float]]:
+    """What each run came to, in the order of the rows."""
+    found: dict[str, list[UpdateRow]] = {}
+    for row in rows:
+        found.setdefault(f"seed {row.seed} {row.arm}", []).append(row)
+    return {
+        name: {"updates": len(run), "best_score": final_best(run), "late_reward": late_reward(run)}
+        for name, run in found.items()
     }
 
 

@@ -34,12 +34,15 @@ def run(
     max_evaluations: Annotated[int | None, typer.Option(help="Stop before a step that would exceed this.")] = None,
     max_time: Annotated[float | None, typer.Option(help="The same for seconds spent in steps.")] = None,
     max_cost: Annotated[float | None, typer.Option(help="The same for dollars paid to the executor.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings, errors and the result only.")] = False,
 ) -> None:
     """Start the services and run (or continue) the search; the same as ./run.sh. Set up by GUIDANCE_* variables."""
     from guidance_ttt.launch import main as launch_main
 
     if freeze_policy:
         os.environ["GUIDANCE_FREEZE_POLICY"] = "1"
+    if quiet:
+        os.environ["GUIDANCE_QUIET"] = "1"
     for name, value in (("EVALUATIONS", max_evaluations), ("TIME", max_time), ("COST", max_cost)):
         if value is not None:
             os.environ[f"GUIDANCE_MAX_{name}"] = str(value)
@@ -167,6 +170,23 @@ def export(
         return
     for item in done:
         emit(visible(item.describe()))
+
+
+@app.command()
+def report(
+    output: Annotated[
+        Path | None, typer.Option(help="The page, FILE.html; default: guidance-run/report/report.html of the state.")
+    ] = None,
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page and two CSV tables about a run: scores, training, lineage, program, settings, caveats."""
+    from guidance_ttt.report.writing import write_report
+    from guidance_ttt.terminal import emit, safe_json, visible
+
+    with _errors_in_one_line():
+        written = write_report(state_dir or _state_dir(_task()), output, environ=os.environ)
+    emit(safe_json(written.as_json()) if as_json else visible(written.describe()))
 
 
 @app.command()

@@ -191,6 +191,8 @@ ROWS: tuple[Row, ...] = (
     _limit("judge"),
     Row("remeasured_programs", lambda c: c.remeasured_programs, ("GUIDANCE_REMEASURE",)),
     Row("environment", lambda c: c.environment, ("GUIDANCE_ENVIRONMENT",)),
+    Row("quiet", lambda c: c.quiet, ("GUIDANCE_QUIET",)),
+    Row("wandb_project", lambda c: c.wandb_project, ("GUIDANCE_WANDB",)),
 )
 
 

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Self
 
 from guidance_ttt.plan import LaunchPlan, MachineLacks, plan_from_config, prepare_model, require_profile, require_task
+from guidance_ttt.report.closing import closing_report, earlier_report
 from guidance_ttt.services import GuardedProcess, Stack
 from harness.config import RunConfig
 from harness.episode import recall
@@ -29,6 +30,7 @@ POLL_S = 0.2
 RUN_GRACE_S = 60.0
 """How long the run may take to save its state and leave after it was asked to stop."""
 
+EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
 EXIT_MISSING = 3
@@ -80,18 +82,20 @@ def launch(environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
     """Prepare, start the services, run, stop; returns the exit code.  Raises `GuidanceError` for what goes wrong."""
     config = RunConfig.load(environ)
     if recall(config):
+        earlier_report(config.state_dir)
         return 0
     require_task(config, environ)
     require_profile(config)
     plan = plan_from_config(config, environ)
-    prepare_model(config, environ, say=say)
+    tell = hush if config.quiet else say
+    prepare_model(config, environ, say=tell)
     for note in plan.notes:
-        say(note)
+        tell(note)
     redact = Redactor.from_environ(environ, [config.token])
     with SignalDesk() as desk:
         stack = Stack(
             plan.services,
-            say=say,
+            say=tell,
             redact=redact,
             reuse=environ.get("GUIDANCE_REUSE_SERVICES", "").strip() == "1",
             cancelled=lambda: desk.stop_requested,
@@ -99,10 +103,17 @@ def launch(environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
         )
         try:
             with stack:
-                return supervise(plan, stack, desk, say=say, resume=resume_command(environ))
+                code = supervise(plan, stack, desk, say=say, resume=resume_command(environ))
         except RunCancelled as error:
             say(str(error))
             return desk.exit_code
+    if code == EXIT_DONE:
+        closing_report(config.state_dir, environ, say=say)
+    return code
+
+
+def hush(line: str) -> None:
+    """What a quiet run makes of a line that asks nobody to act."""
 
 
 def supervise(plan: LaunchPlan, stack: Stack, desk: SignalDesk, *, say: Callable[[str], None], resume: str) -> int:

@@ -124,7 +124,8 @@ def judge_service(config: RunConfig, base: Mapping[str, str], options: tuple[str
         health_url=f"{config.judge_url}/health",
         ready_timeout_s=JUDGE_READY_S,
         port_setting=f"GUIDANCE_JUDGE_URL=http://127.0.0.1:{config.judge_port + 1000}",
-        cure="Options for the judge go into GUIDANCE_JUDGE_ARGS; .venv/bin/guidance-ttt judge runs it alone.",
+        cure="Options for the judge go into GUIDANCE_JUDGE_ARGS; "
+        f".venv/bin/guidance-ttt judge {config.task} --port {config.judge_port} runs it alone.",
         reuse_url=f"{config.judge_url}/problems",
         identity='"problems"',
     )
@@ -144,7 +145,8 @@ def executor_service(config: RunConfig, base: Mapping[str, str]) -> ServiceSpec:
         health_url=f"http://{parts.netloc}/health",
         ready_timeout_s=EXECUTOR_READY_S,
         port_setting=f"GUIDANCE_EXECUTOR_URL=http://127.0.0.1:{port + 1000}/v1",
-        cure="Try it alone with .venv/bin/guidance-ttt executor, or choose another with GUIDANCE_EXECUTOR.",
+        cure=f"Try it alone with .venv/bin/guidance-ttt executor {config.task}, "
+        "or choose another with GUIDANCE_EXECUTOR.",
         reuse_url=f"{url}/models",
         identity="offline-catalogue",
     )

@@ -190,6 +190,6 @@ def _retry_note(progress: RunProgress, service: str) -> OnRetry:
         now_s = time.monotonic()
         if now_s - told_s.get(reason, -SAME_REASON_S) >= SAME_REASON_S:
             told_s[reason] = now_s
-            progress.line(f"  {service}: {reason}; trying again in {delay_s:.0f} s")
+            progress.warning(f"  {service}: {reason}; trying again in {delay_s:.0f} s")
 
     return note

@@ -21,7 +21,7 @@ from harness.execution import (
     openai_backend,
     openrouter_glm_5_2_backend,
 )
-from harness.setting_values import Environ, YamlValues, as_number, port_of
+from harness.setting_values import Environ, Reading, YamlValues, as_number, port_of
 from harness.settings_file import load_settings
 from harness.stopping import StopRules
 
@@ -29,6 +29,7 @@ PROJECT_ROOT = Path(__file__).resolve().parent.parent
 MAX_SEED = 2**31 - 1
 ENVIRONMENTS = ("auto", "docker", "local")
 PROMPT_STYLES = ("zero-shot", "few-shot")
+WANDB_PROJECT = "guidance-ttt"
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,8 @@ class RunConfig:
     remeasured_programs: int
     run_seed: int
     environment: str
+    quiet: bool
+    wandb_project: str | None
     seed_path: Path | None
     service_environ: Mapping[str, str] = field(repr=False)
 
@@ -149,9 +152,14 @@ class RunConfig:
         return port_of(self.service_url, "reef.port")
 
     @classmethod
-    def load(cls, environ: Mapping[str, str], *, root: Path = PROJECT_ROOT) -> RunConfig:
-        """Read and check all settings; raises `ConfigError` for the first thing that is wrong."""
-        env = Environ(environ)
+    def load(
+        cls, environ: Mapping[str, str], *, root: Path = PROJECT_ROOT, readings: dict[str, Reading] | None = None
+    ) -> RunConfig:
+        """Read and check all settings; raises `ConfigError` for the first thing that is wrong.
+
+        `readings` is filled with what each variable may be and its default.
+        """
+        env = Environ(environ, readings)
         profile_name = env.choice("GUIDANCE_PROFILE", "local", tuple(PROFILES))
         profile = PROFILES[profile_name]
         task = env.choice("GUIDANCE_TASK", "polyomino_packing", tuple(TASKS))
@@ -218,6 +226,8 @@ class RunConfig:
             remeasured_programs=env.integer("GUIDANCE_REMEASURE", 3 if TASKS[task].timed else 0, 0, 100),
             run_seed=int(service_environ["GUIDANCE_RUN_SEED"]),
             environment=env.choice("GUIDANCE_ENVIRONMENT", "auto", ENVIRONMENTS),
+            quiet=env.flag("GUIDANCE_QUIET"),
+            wandb_project=(env.get("WANDB_PROJECT") or WANDB_PROJECT) if env.flag("GUIDANCE_WANDB") else None,
             seed_path=_path(seed, root) if (seed := env.get("GUIDANCE_SEED")) else None,
             service_environ=service_environ,
         )._checked(env)

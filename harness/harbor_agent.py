@@ -23,9 +23,11 @@ from harness.progress import RunProgress, utc_now
 from harness.remeasure import ROUNDS, Remeasured, remeasure, steadiest
 from harness.rollout import RolloutOutcome
 from harness.run_controller import RunOutcome
+from harness.run_state import run_identity
 from harness.state import LibraryEntry
 from harness.storage import write_json, write_text
 from harness.trajectory import RolloutRecord, SubmissionRecord, TrajectoryTotals, build_trajectory
+from harness.wandb_log import open_wandb
 
 WORKSPACE = "/workspace"
 
@@ -57,9 +59,11 @@ class HarborAgent(BaseAgent):
         """Search, then write the best program into the environment and the trajectory beside the logs."""
         config = self._config
         contract = TaskContract.load(config.task_dir / "contract.json", problem_prompt=instruction)
-        progress = RunProgress(config.run_dir / "events.jsonl", score_label=contract.raw_score_label)
+        events = config.run_dir / "events.jsonl"
+        progress = RunProgress(events, score_label=contract.raw_score_label, quiet=config.quiet)
         try:
             async with open_run(config, contract, progress, os.environ) as run:
+                follow_in_wandb(config, contract, progress)
                 outcome = await run.controller.run(config.steps)
                 fill_context(context, outcome)
                 best = await choose_program(run, progress, config.remeasured_programs)
@@ -81,6 +85,22 @@ class HarborAgent(BaseAgent):
             totals=TrajectoryTotals(context.n_input_tokens, context.n_output_tokens),
         )
         write_json(Path(self.logs_dir) / "trajectory.json", trajectory)
+
+
+def follow_in_wandb(config: RunConfig, contract: TaskContract, progress: RunProgress) -> None:
+    """Send the steps' numbers to W&B as well, when `GUIDANCE_WANDB` asks for it."""
+    if config.wandb_project is None:
+        return
+    log = open_wandb(
+        project=config.wandb_project,
+        name=config.state_dir.name,
+        run_dir=config.run_dir,
+        identity=run_identity(config, contract, {}),
+        environ=os.environ,
+        warn=progress.note,
+    )
+    if log is not None:
+        progress.attach(log)
 
 
 async def choose_program(run: Run, progress: RunProgress, remeasured: int) -> LibraryEntry:

@@ -41,6 +41,12 @@ class Redactor:
         return f"Redactor({'active' if self._pattern else 'empty'})"
 
 
+def without_secrets(environ: Mapping[str, str], *, keep: Iterable[str] = ()) -> dict[str, str]:
+    """The variables less every one whose name ends like a credential's, except those in `keep`."""
+    kept = set(keep)
+    return {name: value for name, value in environ.items() if name in kept or not _SECRET_NAME.search(name)}
+
+
 def strip_url(url: str) -> str:
     """The URL without user info, query and fragment: what may be shown, logged and stored."""
     try:

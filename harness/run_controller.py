@@ -81,6 +81,7 @@ class GuidanceRunController:
         if self._policy_frozen:
             self._progress.note("control run: the policy is frozen (learning rate 0), no update changes it")
         saved = self._store.load()
+        self._progress.run_started(saved.step_summaries, total_steps)
         serving = await self._bridge.state()
         outcomes: list[RolloutOutcome] = []
         state = await self._repair(saved, serving, total_steps)
@@ -218,6 +219,7 @@ def step_summary(
         "best_gain": 0.0 if best_score is None or baseline is None or not found_now else best_score - baseline,
         "best_found_at": where,
         "best_entry_id": best.id if best else None,
+        "judge_s": judge_seconds([verdict.artifacts for verdict in verdicts]),
         "executor_attempts": sum(outcome.executor_attempts for outcome in result.outcomes),
         "prompt_tokens": sum(outcome.prompt_tokens for outcome in result.outcomes),
         "completion_tokens": sum(outcome.completion_tokens for outcome in result.outcomes),
@@ -231,6 +233,13 @@ def total_cost_usd(costs: Sequence[float | None]) -> float | None:
     """The sum; unknown as soon as one part is."""
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
+
+
+def judge_seconds(artifacts: Sequence[Mapping[str, Any]]) -> float | None:
+    """How long the judge ran programs, by its own account; unknown when it gives none."""
+    told = [item.get("run_seconds") for item in artifacts]
+    known = [seconds for seconds in told if isinstance(seconds, int | float)]
+    return round(sum(known), 3) if known else None
 
 
 def seed_score(library: GuidanceLibrary) -> float | None:

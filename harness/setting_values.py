@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,26 +16,53 @@ from urllib.parse import urlsplit
 from harness.errors import ConfigError
 from harness.settings_file import setting
 
+_UNBOUNDED = 1_000_000
+"""A whole number's bound from here on only catches nonsense and is not worth telling."""
+
+
+TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a variable is read: in words what it may be, and its value when it is unset (None: then there is none)."""
+
+    kind: str
+    default: str | int | float | None = None
+
 
 class Environ:
-    """Typed reading of environment variables; an empty value is an absent one."""
+    """Typed reading of environment variables; an empty value is an absent one.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    `readings` is filled with how each variable was read, for whoever writes the settings down.
+    """
+
+    def __init__(self, environ: Mapping[str, str], readings: dict[str, Reading] | None = None) -> None:
         self._environ = environ
+        self._readings = {} if readings is None else readings
+
+    def _note(self, name: str, reading: Reading) -> None:
+        # A second look at a variable as plain text says nothing new about it.
+        if reading.kind != TEXT or name not in self._readings:
+            self._readings[name] = reading
 
     def get(self, name: str) -> str | None:
         """The stripped value, or None when unset or blank."""
+        self._note(name, Reading(TEXT))
         return self._environ.get(name, "").strip() or None
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> str:
         """One of the listed words."""
+        self._note(name, Reading(", ".join(f"`{choice}`" for choice in choices), default))
         value = self.get(name) or default
         if value not in choices:
             raise ConfigError(f"{name}={value!r} is unknown; choose one of: {', '.join(choices)}")
         return value
 
     def integer(self, name: str, default: int, low: int, high: int) -> int:
-        """A whole number within [low, high]."""
+        """A whole number within [low, high]; a default below `low` stands for none."""
+        most = f"{low} to {high}" if high < _UNBOUNDED else f"at least {low}"
+        self._note(name, Reading(f"whole number, {most}", default if default >= low else None))
         text = self.get(name)
         if text is None:
             return default
@@ -44,10 +72,13 @@ class Environ:
 
     def flag(self, name: str) -> bool:
         """1 or 0 (also true and false); unset is 0."""
-        return self.choice(name, "0", ("1", "true", "0", "false")) in ("1", "true")
+        chosen = self.choice(name, "0", ("1", "true", "0", "false"))
+        self._note(name, Reading("`1` or `0`", 0))
+        return chosen in ("1", "true")
 
     def number(self, name: str, default: float, *, above: float) -> float:
         """A finite number greater than `above`."""
+        self._note(name, Reading(_number_kind(above), default))
         text = self.get(name)
         if text is None:
             return default
@@ -59,10 +90,13 @@ class Environ:
 
     def optional_number(self, name: str, *, above: float = -math.inf) -> float | None:
         """A finite number greater than `above`, or None when unset."""
-        return None if self.get(name) is None else self.number(name, 0.0, above=above)
+        value = None if self.get(name) is None else self.number(name, 0.0, above=above)
+        self._note(name, Reading(_number_kind(above)))
+        return value
 
     def url(self, name: str, default: str) -> str:
         """An http(s) URL with a host, without a trailing slash."""
+        self._note(name, Reading("URL", default))
         value = (self.get(name) or default).rstrip("/")
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -119,6 +153,10 @@ class YamlValues:
         if not isinstance(value, str):
             raise self.fail(keys, "must be a string")
         return value
+
+
+def _number_kind(above: float) -> str:
+    return "number" if above == -math.inf else f"number above {above:g}"
 
 
 def as_number(value: object) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.experiment.comparison import runs
 from benchmarks.experiment.records import UpdateRow
 
-COLOURS = {"trained": "#1b6ca8", "frozen": "#c8553d", "uniform": "#7a7a7a"}
+COLOURS = {"trained": "#1b6ca8", "frozen": "#c8553d", "uniform": "#7a7a7a", "openevolve": "#5a8f3c"}
 
 
 def draw_curves(path: Path, rows: Sequence[UpdateRow]) -> None:

@@ -42,6 +42,15 @@ class CheckResult:
     message: str
 
 
+@dataclass(frozen=True)
+class Layout:
+    """A valid packing: the rectangle, and each piece's cells as (column, row) in it."""
+
+    width: int
+    height: int
+    pieces: tuple[Piece, ...]
+
+
 class _Rejected(Exception):
     """The output breaks a rule; carries the sentence to show."""
 
@@ -67,6 +76,20 @@ def check_output(case: Case, output: bytes) -> CheckResult:
     except _Rejected as rejected:
         return CheckResult(valid=False, ratio=0.0, message=str(rejected)[:MESSAGE_CHARS])
     return CheckResult(valid=True, ratio=ratio, message="")
+
+
+def read_layout(case: Case, output: bytes) -> Layout:
+    """Where a valid output puts every piece, for drawing it; raises ValueError for one that `check_output` rejects."""
+    checked = check_output(case, output)
+    if not checked.valid:
+        raise ValueError(checked.message)
+    numbers = [int(word) for word in output.split()]
+    placed = []
+    for index, piece in enumerate(case.pieces):
+        shift_x, shift_y, turns, flip = numbers[2 + 4 * index : 6 + 4 * index]
+        xx, xy, yx, yy = _TURNS[flip][turns]
+        placed.append(tuple((xx * x + xy * y + shift_x, yx * x + yy * y + shift_y) for x, y in piece))
+    return Layout(width=numbers[0], height=numbers[1], pieces=tuple(placed))
 
 
 def _check(case: Case, words: Sequence[str]) -> float:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from guidance_ttt.cli import app
 from guidance_ttt.status import read_status, render_status
 from harness.errors import StateCorrupt, StateError
 
@@ -93,6 +95,32 @@ def test_status_refuses_broken_json(tmp_path: Path) -> None:
     (tmp_path / "guidance-run" / "resume-state.json").write_text("{")
     with pytest.raises(StateError):
         read_status(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        (["--quiet"], {"GUIDANCE_QUIET": "1"}),
+        (["--freeze-policy"], {"GUIDANCE_FREEZE_POLICY": "1"}),
+        (["--max-cost", "2.5", "--max-time", "9"], {"GUIDANCE_MAX_COST": "2.5", "GUIDANCE_MAX_TIME": "9.0"}),
+        ([], {}),
+    ],
+)
+def test_the_options_of_run_are_settings_of_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], setting: dict[str, str]
+) -> None:
+    names = ("QUIET", "FREEZE_POLICY", "MAX_COST", "MAX_EVALUATIONS", "MAX_TIME")
+    for name in names:
+        monkeypatch.setenv(f"GUIDANCE_{name}", "")
+    seen: dict[str, str] = {}
+
+    def launched(arguments: list[str]) -> int:
+        seen.update({name: value for part in names if (value := os.environ[name := f"GUIDANCE_{part}"])})
+        return 7
+
+    monkeypatch.setattr("guidance_ttt.launch.main", launched)
+    assert CliRunner().invoke(app, ["run", *options]).exit_code == 7
+    assert seen == setting
 
 
 def test_an_executor_without_a_catalogue_is_refused_by_path() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from front_doctor import context_of, levels
+from front_doctor import Server, context_of, levels
 
 from guidance_ttt.doctor import environment, network, sandbox, services
 from guidance_ttt.doctor.model import Context, Level
@@ -22,43 +20,6 @@ from guidance_ttt.services import ServiceSpec
 from harness.errors import JudgeUnavailable
 from judges.errors import JudgeError
 from judges.sandbox import Tier, open_sandbox
-
-# --- a server that can be several things ------------------------------------------------------------------------------
-
-
-class Server:
-    """An HTTP server whose answers are a table `"METHOD path" -> (code, JSON value)`."""
-
-    def __init__(self, answers: dict[str, tuple[int, Any]], port: int = 0) -> None:
-        self.asked: list[tuple[str, dict[str, str], bytes]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self) -> None:
-                body = self.rfile.read(int(self.headers.get("content-length") or 0))
-                outer.asked.append((f"{self.command} {self.path}", dict(self.headers), body))
-                code, value = answers.get(f"{self.command} {self.path}", (404, {}))
-                data = json.dumps(value).encode()
-                self.send_response(code)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = answer
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", port), Handler)
-        self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from guidance_ttt import launch
 from guidance_ttt.launch import SignalDesk, resume_command, supervise
 from guidance_ttt.plan import LaunchPlan
 from guidance_ttt.services import Stack
@@ -125,6 +126,46 @@ def test_the_resume_command_repeats_the_settings_without_secrets() -> None:
         }
     )
     assert command == "GUIDANCE_EXECUTOR_URL=... GUIDANCE_STATE_DIR='/tmp/a b' GUIDANCE_STEPS=3 ./run.sh"
+
+
+@pytest.mark.parametrize("quiet", ["1", "0"])
+def test_a_quiet_launch_says_nothing_while_all_goes_well(
+    fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet: str
+) -> None:
+    plan = LaunchPlan(
+        services=(fakes.spec("service0", "healthy"),),
+        run_argv=(sys.executable, "-I", "-S", "-c", "raise SystemExit(0)"),
+        run_env={"PATH": os.environ["PATH"]},
+        cwd=fakes.folder,
+        notes=("executor: using another one",),
+    )
+    lines: list[str] = []
+    monkeypatch.setattr(launch, "plan_from_config", lambda config, environ: plan)
+    monkeypatch.setattr(launch, "prepare_model", lambda config, environ, *, say: say("converting the model"))
+    monkeypatch.setattr(launch, "closing_report", lambda state_dir, environ, *, say: None)
+    environ = {"GUIDANCE_STATE_DIR": str(tmp_path), "GUIDANCE_QUIET": quiet}
+    assert launch.launch(environ, say=lines.append) == 0
+    assert bool(lines) == (quiet == "0")
+    if lines:
+        assert lines[:3] == ["converting the model", "executor: using another one", "starting service0"]
+
+
+def test_a_quiet_launch_still_says_what_went_wrong(
+    fakes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = LaunchPlan(
+        services=(fakes.spec("service0", "healthy"),),
+        run_argv=(sys.executable, "-I", "-S", "-c", "raise SystemExit(5)"),
+        run_env={"PATH": os.environ["PATH"]},
+        cwd=fakes.folder,
+    )
+    lines: list[str] = []
+    monkeypatch.setattr(launch, "plan_from_config", lambda config, environ: plan)
+    monkeypatch.setattr(launch, "prepare_model", lambda config, environ, *, say: None)
+    environ = {"GUIDANCE_STATE_DIR": str(tmp_path), "GUIDANCE_QUIET": "1"}
+    assert launch.launch(environ, say=lines.append) == 5
+    assert len(lines) == 1
+    assert "the run ended with exit code 5; continue with: GUIDANCE_QUIET=1" in lines[0]
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,14 @@ def test_the_local_profile_searches_on_the_tasks_quick_problem(root: Path) -> No
     assert load(root, GUIDANCE_SEARCH_PROBLEM="0").judge_problem_id == "0"
 
 
+def test_w_and_b_is_off_unless_asked_for(root: Path) -> None:
+    assert load(root, WANDB_PROJECT="packing").wandb_project is None
+    assert load(root, GUIDANCE_WANDB="1").wandb_project == "guidance-ttt"
+    assert load(root, GUIDANCE_WANDB="1", WANDB_PROJECT="packing").wandb_project == "packing"
+    with pytest.raises(ConfigError, match="GUIDANCE_WANDB='yes' is unknown"):
+        load(root, GUIDANCE_WANDB="yes")
+
+
 def test_the_service_token_is_made_once_and_kept_private(root: Path) -> None:
     first = load(root)
     path = first.state_dir / "stack/reef-token"

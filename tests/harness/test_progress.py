@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 from pathlib import Path
 from typing import Any
 
-from harness.lanes import Lane
-from harness.progress import RunProgress, step_line
+import pytest
+from support.search_fixture import World
 
+import harness.progress
+from harness.lanes import Lane
+from harness.progress import RunProgress, step_line, totals
+
+ROOT = Path(__file__).resolve().parents[2]
 SUMMARY: dict[str, Any] = {
     "step": 0,
     "best_raw_score": 45.5,
@@ -25,6 +31,17 @@ SUMMARY: dict[str, Any] = {
     "train_s": 20.0,
     "zero_signal": False,
 }
+
+
+def kinds_in_code() -> set[str]:
+    """The first argument of every `....event("...")` in the packages."""
+    found = set()
+    for path in [*(ROOT / "harness").glob("*.py"), *(ROOT / "guidance_ttt").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event":
+                assert isinstance(node.args[0], ast.Constant), f"{path.name}:{node.lineno} gives no plain kind"
+                found.add(str(node.args[0].value))
+    return found
 
 
 class Terminal(io.StringIO):
@@ -51,6 +68,8 @@ def test_the_step_line_tells_tokens_and_what_is_known_of_the_cost() -> None:
     assert "tokens 2.0M  $3.13" in step_line(paid, 3, "score")
     assert "cost unknown" in step_line({**paid, "cost_usd": None}, 3, "score")
     assert "$" not in step_line({**paid, "cost_usd": 0.0}, 3, "score")
+    assert "$3.13 (total $18.40)" in step_line(paid, 3, "score", {"cost_usd": 18.4})
+    assert "$3.13 (total unknown)" in step_line(paid, 3, "score", {"cost_usd": None})
 
 
 def test_a_step_without_signal_or_progress_says_so() -> None:
@@ -88,3 +107,86 @@ def test_a_log_is_not_flooded_and_a_terminal_line_is_drawn_in_place() -> None:
     assert terminal.getvalue().endswith(
         "\r" + " " * len("training: waiting for Reef to commit the update") + "\rdone\n"
     )
+
+
+def test_a_quiet_run_prints_what_asks_for_a_person_and_records_everything(tmp_path: Path) -> None:
+    for name, out in (("terminal", Terminal()), ("plain", io.StringIO())):
+        path = tmp_path / name / "events.jsonl"
+        progress = RunProgress(path, out, quiet=True)
+        lanes = [Lane("policy", 2, progress.refresh)]
+        progress.run_started([], 1)
+        progress.line("seed")
+        progress.step_started(0, 1, 8, 0, lanes)
+        progress.rollout_finished()
+        progress.waiting_for_training(0)
+        progress.step_committed(SUMMARY, 1)
+        progress.note("a repair")
+        progress.warning("a retry")
+        progress.close()
+        assert out.getvalue() == "  a repair\na retry\n"
+        events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+        assert events == [
+            "run_started",
+            "guidance_step_started",
+            "guidance_step_reported",
+            "guidance_step_committed",
+            "note",
+        ]
+
+
+def test_a_sum_over_the_steps_is_unknown_as_soon_as_one_part_is() -> None:
+    step = {"prompt_tokens": 10, "rollout_s": 1.5, "judge_s": 2.0, "cost_usd": 0.5}
+    found = totals([step, {**step, "cost_usd": None}])
+    assert (found["steps"], found["prompt_tokens"], found["rollout_s"], found["judge_s"]) == (2, 20, 3.0, 4.0)
+    assert found["cost_usd"] is None
+    assert found["completion_tokens"] is None
+    assert totals([])["cost_usd"] == 0
+
+
+def test_a_sink_gets_earlier_steps_first_and_is_closed_once() -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def step_committed(self, summary: Any) -> None:
+            self.seen.append(summary["step"])
+
+        def close(self) -> None:
+            self.seen.append("closed")
+
+    sink, progress = Sink(), RunProgress(None, io.StringIO())
+    progress.attach(sink)
+    progress.run_started([SUMMARY, {**SUMMARY, "step": 1}], 3)
+    progress.step_committed({**SUMMARY, "step": 2}, 3)
+    progress.close()
+    progress.close()
+    assert sink.seen == [0, 1, 2, "closed"]
+
+
+def test_every_kind_of_event_is_in_the_table_and_no_other() -> None:
+    page = (ROOT / "docs/state.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Events\n")[2].partition("\n## ")[0]
+    documented = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == kinds_in_code()
+
+
+async def test_the_events_of_a_run_tell_tokens_judge_seconds_cost_and_where_rollouts_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness.progress, "EVENT_INTERVAL_S", 0.0)
+    world = World(tmp_path)
+    await world.run(1)
+    await world.run(2)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    committed = [event for event in events if event["event"] == "guidance_step_committed"]
+    size = world.grid.size
+    assert [event["prompt_tokens"] for event in committed] == [10 * size, 10 * size]
+    assert [event["totals"]["prompt_tokens"] for event in committed] == [10 * size, 20 * size]
+    assert {"judge_s", "cost_usd", "executor_prompt_tokens", "rollout_s", "train_s"} <= set(committed[0])
+    assert [event["next_step"] for event in events if event["event"] == "run_started"] == [0, 1]
+    waiting = [event for event in events if event["event"] == "rollouts_waiting"]
+    assert all(set(event["lanes"]) == {"policy", "executor", "judge"} for event in waiting)
+    for lane in ("policy", "executor", "judge"):
+        assert {event["lanes"][lane]["active"] for event in waiting} == {0, 1}
+    assert max(event["done"] for event in waiting) > 0

@@ -13,6 +13,7 @@ from support.search_fixture import World
 import harness.journal
 import harness.storage
 from harness.errors import StateCorrupt, StateMismatch, TrainingFailed
+from harness.run_controller import judge_seconds
 from harness.storage import read_json_object
 
 STEPS = 2
@@ -167,6 +168,11 @@ async def test_a_control_run_whose_adapter_moved_is_stopped(tmp_path: Path) -> N
     with pytest.raises(TrainingFailed, match="the policy is frozen, yet its adapter moved"):
         await world.run(1)
     assert not (world.run_dir / "resume-state.json").exists()
+
+
+def test_the_judges_seconds_are_those_that_it_tells_of() -> None:
+    assert judge_seconds([{"run_seconds": 1.5}, {}, {"run_seconds": 2}, {"run_seconds": "3"}]) == 3.5
+    assert judge_seconds([{}, {}]) is None
 
 
 async def test_no_steps_at_all_is_refused(tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ def fill(disk: Path, left_bytes: int) -> Path:
     return filler
 
 
-@pytest.mark.soak
 def test_a_full_disk_fails_the_step_with_a_reason_and_the_step_commits_once_there_is_space(
     small_disk: Path, tiny_model: Path
 ) -> None:
@@ -149,7 +148,10 @@ def test_a_full_disk_fails_the_step_with_a_reason_and_the_step_commits_once_ther
             reef.wait_for_steps(step + 1)
             assert [commit["step"] for commit in state.commits()] == list(range(1, step + 2))
             assert len(state.consumed()) == len(set(state.consumed()))
-            assert state.leftovers() == []
+        reef.stop()
+        reef.start()  # Reef keeps the copy of a release that it could not publish until it ends
+        reef.wait_for_steps(len(reasons))
+        assert state.leftovers() == []
     finally:
         reef.kill()
     assert any(reason and "No space left on device" in reason for reason in reasons)

@@ -19,7 +19,7 @@ from support.reef_process import TINY_OPTIONS, ReefProcess
 from support.reef_state import ReefState, consumed_by
 from support.reef_zygote import shared_zygote
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak]
+pytestmark = pytest.mark.slow
 
 TRAINER = "tttd.local.training_runtime"
 SERVER = "tttd.local.inference_runtime:LocalInferenceRuntime"

@@ -1,4 +1,4 @@
-"""Removes what Reef and git leave behind when they are killed, before either starts again.
+"""Removes what Reef and git leave behind when they are killed or the disk is full, before either starts again.
 
 Reef publishes every step as a git commit.  If the machine or the process dies in the middle of one, git's `*.lock`
 file stays, and then no later step can ever be published: git assumes that another process is still at work.  A clone
@@ -31,7 +31,7 @@ def remove_leftovers(folders: Iterable[Path]) -> list[Path]:
     removed = []
     for folder in folders:
         for path in sorted(set(_leftovers(folder))):
-            logger.warning("removing %s, which a killed process left behind", path)
+            logger.warning("removing %s, which an earlier process left behind", path)
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
