@@ -7,7 +7,7 @@ usage() {
 Usage: ./test.sh [--fast | --soak] [pytest arguments...]
 
   --fast   leave out the tests that start a real service, model or trial
-  --soak   also run the minutes of power cuts and full disks on a real service
+  --soak   also run the minutes of power cuts of the whole main job
 
 Examples:
   ./test.sh                      everything but the soak

@@ -18,6 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich takes a third of a second to import
 )
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 StateDir = Annotated[

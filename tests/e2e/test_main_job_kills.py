@@ -15,7 +15,7 @@ from support.power_cuts import LINES_PER_STEP, Moment, check_finished, run_until
 from harness.jail.check import check_jail
 from harness.jail.tools import JailUnavailable, find_tools
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 STEPS = 4
 

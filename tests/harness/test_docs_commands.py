@@ -25,6 +25,11 @@ RUN_BY = {
     r"^\./run\.sh$": ".ci/run",
     r"^GUIDANCE_EXECUTOR_URL=\S+ \./run\.sh$": ".ci/run",
     r"^\./test\.sh$": ".ci/run",
+    r"guidance-ttt doctor": "tests/front/test_front_doctor.py",
+    r"guidance-ttt status --watch": "tests/front/test_front_status.py",
+    r"guidance-ttt inspect --lineage": "tests/front/test_front_inspect.py",
+    r"guidance-ttt report": "tests/front/test_front_report.py",
+    r"guidance-ttt export": "tests/front/test_front_export.py",
     r"^(mkdir|cp|cd|sed) ": "tests/tasks/test_tasks_add_a_task.py",
     r"harbor/length/judge\.py|^\.venv/bin/python (smoke|evaluate_solution)\.py length": (
         "tests/tasks/test_tasks_add_a_task.py"
