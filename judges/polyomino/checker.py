@@ -93,26 +93,52 @@ def read_layout(case: Case, output: bytes) -> Layout:
 
 
 def _check(case: Case, words: Sequence[str]) -> float:
-    stream = iter(words)
-    width = _number(stream, "W", 1, MAX_SIDE)
-    height = _number(stream, "H", 1, MAX_SIDE)
-    placements = [
-        (
-            _number(stream, "X", -MAX_SHIFT, MAX_SHIFT, index),
-            _number(stream, "Y", -MAX_SHIFT, MAX_SHIFT, index),
-            _number(stream, "R", 0, 3, index),
-            _number(stream, "F", 0, 1, index),
-        )
-        for index in range(1, len(case.pieces) + 1)
-    ]
-    surplus = next(stream, None)
-    if surplus is not None:
-        raise _Rejected(f"{_shown(surplus)} follows the last placement; nothing may")
+    numbers = _sound_numbers(words, len(case.pieces))
+    if numbers is None:
+        numbers = _numbers_one_by_one(words, len(case.pieces))
+    width, height = numbers[:2]
+    placements = list(zip(numbers[2::4], numbers[3::4], numbers[4::4], numbers[5::4], strict=True))
     area = width * height
     if area >= _INT64:
         raise _Rejected(f"W * H = {area} does not fit 64 bits")
     _place(case, placements, width, height)
     return case.cells / area
+
+
+def _sound_numbers(words: Sequence[str], pieces: int) -> list[int] | None:
+    """All numbers of an output in which nothing is wrong with any of them; None for every other output.
+
+    Most outputs are of this kind, and this is several times as fast as one by one.
+    """
+    if len(words) != 2 + 4 * pieces or "-0" in words or not all(map(_INTEGER.fullmatch, words)):
+        return None
+    numbers = list(map(int, words))
+    ranges = [
+        (numbers[:2], 1, MAX_SIDE),
+        (numbers[2::4], -MAX_SHIFT, MAX_SHIFT),
+        (numbers[3::4], -MAX_SHIFT, MAX_SHIFT),
+        (numbers[4::4], 0, 3),
+        (numbers[5::4], 0, 1),
+    ]
+    sound = all(low <= min(values) and max(values) <= high for values, low, high in ranges)
+    return numbers if sound else None
+
+
+def _numbers_one_by_one(words: Sequence[str], pieces: int) -> list[int]:
+    """The same numbers, or `_Rejected` with what is wrong with the first one that is not sound."""
+    stream = iter(words)
+    numbers = [_number(stream, "W", 1, MAX_SIDE), _number(stream, "H", 1, MAX_SIDE)]
+    for index in range(1, pieces + 1):
+        numbers += [
+            _number(stream, "X", -MAX_SHIFT, MAX_SHIFT, index),
+            _number(stream, "Y", -MAX_SHIFT, MAX_SHIFT, index),
+            _number(stream, "R", 0, 3, index),
+            _number(stream, "F", 0, 1, index),
+        ]
+    surplus = next(stream, None)
+    if surplus is not None:
+        raise _Rejected(f"{_shown(surplus)} follows the last placement; nothing may")
+    return numbers
 
 
 def _place(case: Case, placements: Sequence[tuple[int, int, int, int]], width: int, height: int) -> None:

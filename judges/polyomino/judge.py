@@ -6,6 +6,8 @@ certain and a program that runs into its time limit on all 70 cases would hold a
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -136,23 +138,20 @@ class PolyominoJudge:
         )
 
     def _run_cases(self, numbers: Sequence[int], binary: bytes) -> list[_CaseReport]:
-        """Run case after case up to the first that is not valid; each output is checked while the next case runs."""
+        """Run case after case up to the first that is not valid; outputs are checked while later cases run."""
         reports: list[_CaseReport] = []
+        checks: deque[Future[_CaseReport]] = deque()
         with self._sandbox.executable(binary) as program, ThreadPoolExecutor(1, "polyomino-check") as checker:
-            checking: Future[_CaseReport] | None = None
             for number in numbers:
                 run = self._run_case(number, program)
-                if checking is not None:
-                    reports.append(checking.result())
-                    if not reports[-1].valid:
-                        return reports
-                if not run.accepted:
-                    # Certain already, and the next case might take as long as this one to fail.
-                    return [*reports, self._report(number, run)]
-                checking = checker.submit(self._report, number, run)
-            if checking is not None:
-                reports.append(checking.result())
-        return reports
+                checks.append(checker.submit(self._report, number, run))
+                while checks and checks[0].done():
+                    reports.append(checks.popleft().result())
+                if not run.accepted or not all(report.valid for report in reports):
+                    break
+        reports += [check.result() for check in checks]
+        valid = list(itertools.takewhile(lambda report: report.valid, reports))
+        return reports[: len(valid) + 1]
 
     def _run_case(self, number: int, program: Path) -> RunResult:
         return self._sandbox.run(
