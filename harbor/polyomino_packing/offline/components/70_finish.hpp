@@ -38,10 +38,11 @@ Packing settled(const std::vector<Piece>& pieces, const Packing& loose) {
 // ---- hole filling --------------------------------------------------------------------------------------------------
 
 // Splits off the smallest pieces (about one in eight); they are kept back for the holes that the others leave.
+// No more than 500, because each of them may look through every row.
 std::vector<int> keep_back_small(const std::vector<Piece>& pieces, std::vector<int>& order) {
     std::vector<int> by_size = order;
     std::stable_sort(by_size.begin(), by_size.end(), [&](int a, int b) { return pieces[a].size > pieces[b].size; });
-    const std::size_t kept = order.size() / 8;
+    const std::size_t kept = std::min<std::size_t>(order.size() / 8, 500);
     const std::vector<int> small(by_size.end() - static_cast<std::ptrdiff_t>(kept), by_size.end());
     std::vector<bool> is_small(pieces.size(), false);
     for (int id : small) is_small[id] = true;
