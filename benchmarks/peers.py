@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from benchmarks.experiment.comparison import table  # noqa: E402
 from benchmarks.experiment.curves import draw_curves  # noqa: E402
 from benchmarks.experiment.openevolve_install import DEFAULT_VENV, VERSION, ensure_openevolve, packages  # noqa: E402
 from benchmarks.experiment.openevolve_run import ARM, PeerPlan, PeerResult, read_result, run_peer  # noqa: E402
+from benchmarks.experiment.options import commit, run_parser  # noqa: E402
 from benchmarks.experiment.peer_records import named_by_update, peer_rows  # noqa: E402
 from benchmarks.experiment.records import (  # noqa: E402
     MechanismRow,
@@ -39,7 +39,6 @@ from benchmarks.experiment.records import (  # noqa: E402
     read_updates,
     write_rows,
 )
-from benchmarks.trained_vs_frozen import parse_grid  # noqa: E402
 from harness.errors import GuidanceError  # noqa: E402
 from harness.storage import write_json  # noqa: E402
 
@@ -49,16 +48,9 @@ LEAST_TIME_S = 60.0
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=positive, default=3, help="run seeds 1..N (default: %(default)s)")
-    parser.add_argument("--updates", type=positive, default=15, help="updates of our arms (default: %(default)s)")
-    parser.add_argument("--grid", type=parse_grid, default=(2, 4), help="groups x rollouts of an update (default: 2x4)")
+    parser = run_parser(__doc__, seeds=3, updates=15, state_root=DEFAULT_STATE_ROOT)
     parser.add_argument("--islands", type=positive, default=None, help="OpenEvolve's islands (default: its own, 5)")
-    parser.add_argument("--minutes", type=float, default=None, help="stop after about this long; run again to continue")
-    parser.add_argument("--state-root", type=Path, default=DEFAULT_STATE_ROOT, help="state directories of the runs")
-    parser.add_argument("--save", type=Path, default=None, help="where the records go (default: the state root)")
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="OpenEvolve's environment")
-    parser.add_argument("--report", type=Path, default=None, metavar="DIR", help="only print the table of records")
     return parser
 
 
@@ -127,11 +119,10 @@ def description(plans: Sequence[PeerPlan], results: Mapping[int, PeerResult]) ->
     """What was run, with which versions and settings; enough to repeat it."""
     first = plans[0]
     islands = "" if first.islands is None else f" --islands {first.islands}"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "command": f"python benchmarks/peers.py --seeds {len(plans)} --updates {first.run.updates} "
         f"--grid {first.run.groups}x{first.run.rollouts}{islands}",
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "catalogue_sha256": catalogue_of(first.run).digest,
         "machine": machine_facts(),
         "openevolve": VERSION,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,11 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from bench_support import machine_facts, positive  # noqa: E402
+from bench_support import machine_facts  # noqa: E402
 
 from benchmarks.experiment.arms import ARMS, RunPlan, catalogue_of, rows_of, run_arm, updates_done  # noqa: E402
 from benchmarks.experiment.comparison import final_best, late_reward, table  # noqa: E402
 from benchmarks.experiment.curves import draw_curves  # noqa: E402
+from benchmarks.experiment.options import commit, run_parser  # noqa: E402
 from benchmarks.experiment.records import (  # noqa: E402
     MechanismRow,
     UpdateRow,
@@ -39,25 +39,10 @@ from harness.storage import read_json_object  # noqa: E402
 DEFAULT_STATE_ROOT = ROOT / "work" / "trained-vs-frozen"
 
 
-def parse_grid(text: str) -> tuple[int, int]:
-    """`2x4` -> (2, 4)."""
-    groups, separator, rollouts = text.partition("x")
-    if not separator or not groups.isdecimal() or not rollouts.isdecimal() or int(groups) < 1 or int(rollouts) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not GROUPSxROLLOUTS, such as 2x4")
-    return int(groups), int(rollouts)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=positive, default=5, help="run seeds 1..N (default: %(default)s)")
-    parser.add_argument("--updates", type=positive, default=20, help="updates of each run (default: %(default)s)")
-    parser.add_argument("--grid", type=parse_grid, default=(2, 4), help="groups x rollouts of an update (default: 2x4)")
+    parser = run_parser(__doc__, seeds=5, updates=20, state_root=DEFAULT_STATE_ROOT)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="which policies (default: all)")
-    parser.add_argument("--minutes", type=float, default=None, help="stop after about this long; run again to continue")
-    parser.add_argument("--state-root", type=Path, default=DEFAULT_STATE_ROOT, help="state directories of the runs")
-    parser.add_argument("--save", type=Path, default=None, help="where the records go (default: the state root)")
-    parser.add_argument("--report", type=Path, default=None, metavar="DIR", help="only print the table of records")
     return parser
 
 
@@ -115,11 +100,10 @@ def description(plans: Sequence[RunPlan], rows: Sequence[UpdateRow]) -> dict[str
     identities = [plan.run_dir / "task-identity.json" for plan in plans if plan.arm == "trained"]
     identity = next((read_json_object(path) for path in identities if path.exists()), {})
     identity = {name: value for name, value in identity.items() if name != "run_seed"}
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "command": f"python benchmarks/trained_vs_frozen.py --seeds {max(plan.seed for plan in plans)} "
         f"--updates {first.updates} --grid {first.groups}x{first.rollouts}",
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "catalogue_sha256": catalogue_of(first).digest,
         "machine": machine_facts(),
         "groups": first.groups,

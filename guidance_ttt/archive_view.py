@@ -6,6 +6,7 @@ during a run sees one of its versions.  Entries are checked when they are looked
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -280,3 +281,8 @@ def _table(path: Path, data: Mapping[str, Any], key: str) -> dict[str, Any]:
     if key != "puct_n" and not all(isinstance(item, dict) for item in value.values()):
         raise StateCorrupt(f"{path} is not a valid archive: {key} must hold objects only")
     return value
+
+
+def program_sha256(program: str) -> str:
+    """The hash of a program's bytes, as every view of an archive shows it."""
+    return hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()

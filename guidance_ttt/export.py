@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from guidance_ttt.archive_view import ArchiveView, place_of
+from guidance_ttt.model import file_sha256
 from harness.errors import ConfigError, StateCorrupt, StateError, StateWriteFailed
 from harness.storage import copy_file, read_json_object, sync_directory, write_chunks, write_failure
 
@@ -202,8 +203,8 @@ def _copy_adapter(source: Path, target: Path) -> Exported:
             for name in names:
                 copy_file(source / name, staging / name)
             sync_directory(staging)
-            digest = _file_digest(staging / ADAPTER_FILES[1])
-            if digest != _file_digest(source / ADAPTER_FILES[1]):
+            digest = file_sha256(staging / ADAPTER_FILES[1])
+            if digest != file_sha256(source / ADAPTER_FILES[1]):
                 raise StateCorrupt(f"{source / ADAPTER_FILES[1]} changed while it was copied")
             staging.rename(target)  # an empty folder may be there; anything else makes this fail
             sync_directory(target.absolute().parent)
@@ -234,11 +235,6 @@ def _require_new_folder(target: Path) -> None:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def as_json(done: list[Exported]) -> list[dict[str, Any]]:

@@ -7,13 +7,12 @@ Reads a state directory alone, also while a run is live.  Whatever a model or a 
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guidance_ttt.archive_view import ArchiveView, JournalReference, Place, place_of
+from guidance_ttt.archive_view import ArchiveView, JournalReference, Place, place_of, program_sha256
 from guidance_ttt.terminal import indented, one_line, safe_json, visible
 from harness.state import LibraryEntry
 
@@ -181,8 +180,7 @@ def render_entry(view: ArchiveView, facts: EntryFacts) -> str:
     if facts.parent is not None:
         why = "(no program)" if not entry.has_program else "(too long to compare)"
         sections.append(_section("changes from the parent", why if facts.diff is None else facts.diff or "(none)"))
-    digest = hashlib.sha256(entry.solution.encode("utf-8", "surrogatepass")).hexdigest()
-    title = f"program ({len(entry.solution.splitlines())} lines, sha256 {digest})"
+    title = f"program ({len(entry.solution.splitlines())} lines, sha256 {program_sha256(entry.solution)})"
     sections.append(_section(title, entry.solution or "(none)"))
     return "\n\n".join(sections)
 

@@ -120,7 +120,7 @@ async def open_run(
             contract=contract,
             grid=Grid(config.groups, config.rollouts),
             run_seed=config.run_seed,
-            build_prompt=_prompt_builder(config, contract),
+            build_prompt=prompt_builder(config, contract),
             progress=progress,
         )
         bridge = training_bridge(config, client)
@@ -170,7 +170,8 @@ async def _require_problem(scorer: JudgeScorer, problem_id: str, judge_url: str)
         )
 
 
-def _prompt_builder(config: RunConfig, contract: TaskContract) -> PromptBuilder:
+def prompt_builder(config: RunConfig, contract: TaskContract) -> PromptBuilder:
+    """How this run asks for guidance on an entry; raises `TaskInvalid` when the task's examples cannot be read."""
     examples = None
     if config.prompt_style == "few-shot":
         examples = GuidanceExamples.load(config.task_dir / "guidance_examples.json")

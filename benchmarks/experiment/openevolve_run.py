@@ -25,7 +25,7 @@ from benchmarks.experiment.openevolve_proxy import EVALUATE_PATH, MODEL, PeerPro
 from benchmarks.experiment.peer_records import PeerRollout
 from guidance_ttt.plan import base_environment, plan_from_config, prepare_model, without_credentials
 from guidance_ttt.services import Ended, GuardedProcess, Stack, log_tail
-from harness.assembly import ReefPolicy
+from harness.assembly import ReefPolicy, prompt_builder
 from harness.bootstrap import SeedProgram, load_seed
 from harness.config import RunConfig
 from harness.contract import TaskContract, load_task
@@ -34,10 +34,8 @@ from harness.execution import OpenAICompatibleExecutionClient
 from harness.grid import Grid
 from harness.parsing import MAX_PROGRAM_CHARS
 from harness.policy import ReefPolicyClient
-from harness.prompts import FEW_SHOT, GuidanceExamples, Prompt, build_guidance_prompt
 from harness.redaction import Redactor
 from harness.scorer import JudgeScorer
-from harness.state import LibraryEntry
 from harness.storage import read_json_object, write_json, write_text
 
 ARM = "openevolve"
@@ -219,15 +217,8 @@ async def _open_services(
         ReefPolicyClient(config.service_url, config.token, config.scenario, timeout_s=config.policy_timeout_s)
     )
     await reef.ensure_scenario()
-    examples = None
-    if config.prompt_style == FEW_SHOT:
-        examples = GuidanceExamples.load(config.task_dir / "guidance_examples.json")
-
-    def build_prompt(entry: LibraryEntry) -> Prompt:
-        return build_guidance_prompt(contract=contract, entry=entry, style=config.prompt_style, examples=examples)
-
     policy = ReefPolicy(reef, model=config.model_name, max_tokens=config.max_tokens)
-    return PeerServices(policy, executor, scorer, build_prompt)
+    return PeerServices(policy, executor, scorer, prompt_builder(config, contract))
 
 
 def openevolve_settings(plan: PeerPlan, contract: TaskContract, *, parallel: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Nothing here shows a secret: settings are shown as `inspect --config` shows them
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 from collections.abc import Mapping
@@ -13,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guidance_ttt.archive_view import program_sha256
 from guidance_ttt.config_view import ROWS, view_config
 from guidance_ttt.export import ADAPTER_FILES, served_adapter
+from guidance_ttt.model import file_sha256
 from guidance_ttt.report.facts import RunFacts
-from guidance_ttt.report.tables import program_sha256
 from guidance_ttt.terminal import one_line
 from guidance_ttt.wings import PROJECT_ROOT
 from harness.config import PROFILES
@@ -117,18 +117,13 @@ def hashes(facts: RunFacts) -> list[Hash]:
         return found
     for path in (facts.view.path, facts.run_dir / RESUME_FILE, facts.run_dir / IDENTITY_FILE):
         if path.is_file():
-            found.append(Hash(path.name, _file_sha256(path)))
+            found.append(Hash(path.name, file_sha256(path)))
     try:
         weights = served_adapter(facts.state_dir) / ADAPTER_FILES[1]
-        found.append(Hash(f"adapter ({ADAPTER_FILES[1]})", _file_sha256(weights)))
+        found.append(Hash(f"adapter ({ADAPTER_FILES[1]})", file_sha256(weights)))
     except (GuidanceError, OSError):
         pass  # nothing was trained, or another engine keeps the weights elsewhere
     return found
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

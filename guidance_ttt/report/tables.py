@@ -7,10 +7,10 @@ spreadsheet would take for a formula gets an apostrophe in front.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from guidance_ttt.archive_view import program_sha256
 from guidance_ttt.report.facts import RunFacts
 from guidance_ttt.report.series import Update, new_bests
 from harness.state import VerdictStatus
@@ -108,9 +108,6 @@ def _rollout_rows(facts: RunFacts) -> Iterator[list[Cell]]:
         ]
 
 
-def program_sha256(program: str) -> str:
-    """The hash of a program's bytes, as `inspect` and `export` show it."""
-    return hashlib.sha256(program.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _lines(header: Sequence[str], rows: Iterable[Sequence[Cell]], clean: Callable[[str], str]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guidance_ttt.archive_view import program_sha256
 from guidance_ttt.report import caveats, default_output, figures, headline, page, provenance, tables
 from guidance_ttt.report.baselines import find_baselines
 from guidance_ttt.report.facts import RunFacts, read_facts
@@ -81,7 +82,7 @@ def context(facts: RunFacts, rows: Sequence[Update], written: Written, environ: 
         "lineage": page.lineage(facts),
         "program": page.program(facts, facts.best),
         "program_lines": len(facts.best.solution.splitlines()),
-        "program_sha256": tables.program_sha256(facts.best.solution),
+        "program_sha256": program_sha256(facts.best.solution),
         "configuration": provenance.configuration(facts, environ),
         "identity": provenance.identity_rows(facts),
         "hashes": provenance.hashes(facts),

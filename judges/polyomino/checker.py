@@ -17,6 +17,9 @@ _INT64 = 1 << 63
 _SEPARATORS = re.compile("[ \t\r\n]+")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 MESSAGE_CHARS = 200
+Placement = tuple[int, int, int, int]
+# The numbers of a placement: name, least and greatest value.
+_MOVE = (("X", -MAX_SHIFT, MAX_SHIFT), ("Y", -MAX_SHIFT, MAX_SHIFT), ("R", 0, 3), ("F", 0, 1))
 # A cell's new column and row from its x and y: first the reflection (x becomes -x), then as many clockwise quarter
 # turns as the index says, each of which takes (x, y) to (y, -x).
 _TURNS = (
@@ -83,25 +86,22 @@ def read_layout(case: Case, output: bytes) -> Layout:
     checked = check_output(case, output)
     if not checked.valid:
         raise ValueError(checked.message)
-    numbers = [int(word) for word in output.split()]
-    placed = []
-    for index, piece in enumerate(case.pieces):
-        shift_x, shift_y, turns, flip = numbers[2 + 4 * index : 6 + 4 * index]
-        xx, xy, yx, yy = _TURNS[flip][turns]
-        placed.append(tuple((xx * x + xy * y + shift_x, yx * x + yy * y + shift_y) for x, y in piece))
-    return Layout(width=numbers[0], height=numbers[1], pieces=tuple(placed))
+    width, height, *moves = (int(word) for word in output.split())
+    placed = (
+        tuple(_cells(piece, placement)) for piece, placement in zip(case.pieces, _placements(moves), strict=True)
+    )
+    return Layout(width=width, height=height, pieces=tuple(placed))
 
 
 def _check(case: Case, words: Sequence[str]) -> float:
     numbers = _sound_numbers(words, len(case.pieces))
     if numbers is None:
         numbers = _numbers_one_by_one(words, len(case.pieces))
-    width, height = numbers[:2]
-    placements = list(zip(numbers[2::4], numbers[3::4], numbers[4::4], numbers[5::4], strict=True))
+    width, height, *moves = numbers
     area = width * height
     if area >= _INT64:
         raise _Rejected(f"W * H = {area} does not fit 64 bits")
-    _place(case, placements, width, height)
+    _place(case, _placements(moves), width, height)
     return case.cells / area
 
 
@@ -113,13 +113,8 @@ def _sound_numbers(words: Sequence[str], pieces: int) -> list[int] | None:
     if len(words) != 2 + 4 * pieces or "-0" in words or not all(map(_INTEGER.fullmatch, words)):
         return None
     numbers = list(map(int, words))
-    ranges = [
-        (numbers[:2], 1, MAX_SIDE),
-        (numbers[2::4], -MAX_SHIFT, MAX_SHIFT),
-        (numbers[3::4], -MAX_SHIFT, MAX_SHIFT),
-        (numbers[4::4], 0, 3),
-        (numbers[5::4], 0, 1),
-    ]
+    ranges = [(numbers[:2], 1, MAX_SIDE)]
+    ranges += [(numbers[2 + place :: 4], low, high) for place, (_, low, high) in enumerate(_MOVE)]
     sound = all(low <= min(values) and max(values) <= high for values, low, high in ranges)
     return numbers if sound else None
 
@@ -129,27 +124,29 @@ def _numbers_one_by_one(words: Sequence[str], pieces: int) -> list[int]:
     stream = iter(words)
     numbers = [_number(stream, "W", 1, MAX_SIDE), _number(stream, "H", 1, MAX_SIDE)]
     for index in range(1, pieces + 1):
-        numbers += [
-            _number(stream, "X", -MAX_SHIFT, MAX_SHIFT, index),
-            _number(stream, "Y", -MAX_SHIFT, MAX_SHIFT, index),
-            _number(stream, "R", 0, 3, index),
-            _number(stream, "F", 0, 1, index),
-        ]
+        numbers += [_number(stream, name, low, high, index) for name, low, high in _MOVE]
     surplus = next(stream, None)
     if surplus is not None:
         raise _Rejected(f"{_shown(surplus)} follows the last placement; nothing may")
     return numbers
 
 
-def _place(case: Case, placements: Sequence[tuple[int, int, int, int]], width: int, height: int) -> None:
+def _placements(moves: Sequence[int]) -> list[Placement]:
+    """The numbers after `W H`, piece by piece."""
+    return list(zip(moves[::4], moves[1::4], moves[2::4], moves[3::4], strict=True))
+
+
+def _cells(piece: Piece, placement: Placement) -> list[tuple[int, int]]:
+    """Where a placement puts a piece's cells, as (column, row)."""
+    shift_x, shift_y, turns, flip = placement
+    xx, xy, yx, yy = _TURNS[flip][turns]
+    return [(xx * x + xy * y + shift_x, yx * x + yy * y + shift_y) for x, y in piece]
+
+
+def _place(case: Case, placements: Sequence[Placement], width: int, height: int) -> None:
     taken: set[int] = set()
-    for index, (piece, (shift_x, shift_y, turns, flip)) in enumerate(
-        zip(case.pieces, placements, strict=True), start=1
-    ):
-        xx, xy, yx, yy = _TURNS[flip][turns]
-        for x, y in piece:
-            column = xx * x + xy * y + shift_x
-            row = yx * x + yy * y + shift_y
+    for index, (piece, placement) in enumerate(zip(case.pieces, placements, strict=True), start=1):
+        for column, row in _cells(piece, placement):
             if not (0 <= column < width and 0 <= row < height):
                 raise _Rejected(f"piece {index} covers ({column}, {row}), outside the {width} x {height} rectangle")
             # One integer per cell is cheaper than a pair; rows never overlap because row < height.

@@ -30,6 +30,8 @@ RUN_LIMITS = Limits(
     pids=32,
     stdout_bytes=16 * MIB,
 )
+MAX_UNCHECKED = 4
+"""Outputs that may wait for their check while the next case runs; each can be as large as `RUN_LIMITS` allows."""
 _LANGUAGES = frozenset({"cpp", "c++", "cpp17", "cxx"})
 _PROGRAM = "/w/program"
 
@@ -145,7 +147,7 @@ class PolyominoJudge:
             for number in numbers:
                 run = self._run_case(number, program)
                 checks.append(checker.submit(self._report, number, run))
-                while checks and checks[0].done():
+                while checks and (checks[0].done() or len(checks) > MAX_UNCHECKED):
                     reports.append(checks.popleft().result())
                 if not run.accepted or not all(report.valid for report in reports):
                     break
