@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import reduce
 
 from executors.assemble import Asleep, ReadBack, assemble, effective, read_configuration
-from executors.catalogue import Catalogue
+from executors.catalogue import Catalogue, Mechanism
 from executors.matching import Match, Matcher
 
 HONEST_LABEL = "rule-based catalogue, not a language model"
@@ -43,7 +44,7 @@ class Composer:
         """Apply what the guidance names to the parent's configuration, or return the parent unchanged."""
         read = read_configuration(self.catalogue, parent)
         match = self._matcher.match(guidance)
-        wanted = {**read.configuration, **match.changes()}
+        wanted = reduce(lambda so_far, named: self.catalogue.step(named, so_far), match.applied, read.configuration)
         label = self.catalogue.data.fence
         if wanted == read.configuration:
             return Answer(parent, self._summary(read.configuration, match, read), False, label)
@@ -73,14 +74,15 @@ class Composer:
             names = " and ".join(mechanism.name for mechanism in match.applied)
             lines.append(f"Changed: nothing; the parent already had {names}.")
         else:
-            effects = "; it ".join(mechanism.effect for mechanism in match.applied)
-            lines.append(f"Changed: it now {effects}. Everything else is as in the parent.")
+            changed = {key for key, value in configuration.items() if value != read.configuration[key]}
+            effects = "; it ".join(self._progress(mechanism, configuration, changed) for mechanism in match.applied)
+            lines.append(f"Changed: it {effects}. Everything else is as in the parent.")
         lines += [
             f"Left out: {refusal.mechanism.name}, which does not go together with {refusal.because_of.name}."
             for refusal in match.refused
         ]
         if len(asleep) > 0:
-            notes = "; ".join(f"{self._sentence(item)} ({item.because})" for item in asleep)
+            notes = "; ".join(f"{self._sentence(item.key, item.value)} ({item.because})" for item in asleep)
             lines.append(f"Chosen but without effect as long as the rest stays as it is: {notes}.")
         if configuration != read.configuration and not read.has_block:
             lines.append("The program was written anew, because the parent did not say how it is configured.")
@@ -88,6 +90,14 @@ class Composer:
             lines.append("Some lines of the parent's configuration are unknown to the catalogue and were dropped.")
         return lines
 
-    def _sentence(self, item: Asleep) -> str:
-        sentence = self.catalogue.settings[item.key].values[item.value].rstrip(".")
+    def _progress(self, mechanism: Mechanism, configuration: dict[str, str], changed: set[str]) -> str:
+        """What the program does now, or which step towards it has been made."""
+        if mechanism.sets.items() <= configuration.items():
+            return f"now {mechanism.effect}"
+        keys = [key for key in [*mechanism.needs, *mechanism.sets] if key in changed]
+        steps = [self._sentence(key, configuration[key]) for key in keys]
+        return f"goes a step towards {mechanism.name} ({', '.join(steps)})"
+
+    def _sentence(self, key: str, value: str) -> str:
+        sentence = self.catalogue.settings[key].values[value].rstrip(".")
         return sentence[0].lower() + sentence[1:]

@@ -33,7 +33,8 @@ class _Frozen(BaseModel):
 class Setting(_Frozen):
     """One choice that a program has made: its possible values, each with the sentence that describes it.
 
-    Summaries pass over a default value unless `always_told` is set.
+    Summaries pass over a default value unless `always_told` is set.  `ladder` holds the values that are built up one
+    after the other, the plainest first; a value on it is reached rung by rung, any other one at once.
     """
 
     key: Word
@@ -41,12 +42,33 @@ class Setting(_Frozen):
     default: Word
     values: dict[Word, Text]
     always_told: bool = False
+    ladder: tuple[Word, ...] = ()
 
     @model_validator(mode="after")
     def _default_is_a_value(self) -> Self:
         if self.default not in self.values:
             raise ValueError(f"the default {self.default!r} of {self.key!r} is not one of {sorted(self.values)}")
         return self
+
+    @model_validator(mode="after")
+    def _ladder_of_values(self) -> Self:
+        odd = [value for value in self.ladder if value not in self.values or self.ladder.count(value) > 1]
+        if odd or (self.ladder and self.ladder[0] != self.default):
+            raise ValueError(
+                f"the ladder of {self.key!r} must hold different values of it, the default first; it is {self.ladder}"
+            )
+        return self
+
+    def reaches(self, value: str, least: str) -> bool:
+        """Whether `value` is `least`, or stands above it on the ladder."""
+        rungs = self.ladder
+        return value == least or (value in rungs and least in rungs and rungs.index(value) > rungs.index(least))
+
+    def towards(self, value: str, wanted: str) -> str:
+        """The value after one step from `value` to `wanted`."""
+        rung = self.ladder.index(value) if value in self.ladder else 0
+        goal = self.ladder.index(wanted) if wanted in self.ladder else 0
+        return self.ladder[rung + 1] if rung < goal else wanted
 
 
 class DormantRule(_Frozen):
@@ -59,12 +81,16 @@ class DormantRule(_Frozen):
 
 
 class Mechanism(_Frozen):
-    """Something guidance can ask for: the words for it and the settings it changes."""
+    """Something guidance can ask for: the words for it and the settings it changes.
+
+    `needs` are settings without which it would do nothing, each with the least value that will do.
+    """
 
     id: Word
     name: Text
     phrases: tuple[Text, ...]
     sets: Annotated[dict[Word, Word], Field(min_length=1)]
+    needs: dict[Word, Word] = {}
     conflicts: tuple[Word, ...] = ()
     effect: Text
 
@@ -128,6 +154,27 @@ class Catalogue:
         """The configuration of a program that says nothing about itself."""
         return {setting.key: setting.default for setting in self.data.settings}
 
+    def step(self, mechanism: Mechanism, configuration: Mapping[str, str]) -> dict[str, str]:
+        """The configuration after one request for `mechanism`: one step of its way, none when it is all there.
+
+        First what it needs, then what it sets, in the order of the file, and on a ladder one rung at a time: a request
+        changes one thing, as one does who wants to know what each change is worth.
+        """
+        for key, least in mechanism.needs.items():
+            if not self.settings[key].reaches(configuration[key], least):
+                return {**configuration, key: self.settings[key].towards(configuration[key], least)}
+        for key, value in mechanism.sets.items():
+            if configuration[key] != value:
+                return {**configuration, key: self.settings[key].towards(configuration[key], value)}
+        return dict(configuration)
+
+    def withholds(self, one: Mechanism, other: Mechanism) -> bool:
+        """Whether one mechanism chooses what the other one cannot work with."""
+        return any(
+            key in one.sets and not self.settings[key].reaches(one.sets[key], least)
+            for key, least in other.needs.items()
+        )
+
     @cached_property
     def digest(self) -> str:
         """Names this catalogue's content: equal digests build equal programs."""
@@ -167,7 +214,8 @@ def _problems(data: CatalogueFile) -> Iterator[str]:
     wordings: dict[str, str] = {}
     for mechanism in data.mechanisms:
         where = f"the mechanism {mechanism.id!r}"
-        yield from _bad_condition(where, {key: (value,) for key, value in mechanism.sets.items()}, values)
+        for part in (mechanism.sets, mechanism.needs):
+            yield from _bad_condition(where, {key: (value,) for key, value in part.items()}, values)
         for other in mechanism.conflicts:
             if other not in ids or other == mechanism.id:
                 yield f"{where} conflicts with {other!r}, which is no other mechanism"

@@ -8,7 +8,6 @@ speaks against ("avoid shelves", "replace the single row").
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from executors.catalogue import Catalogue, Mechanism, normal_wording
@@ -43,10 +42,6 @@ class Match:
     applied: tuple[Mechanism, ...] = ()
     refused: tuple[Refusal, ...] = ()
 
-    def changes(self) -> dict[str, str]:
-        """The settings that the applied mechanisms ask for."""
-        return {key: value for mechanism in self.applied for key, value in mechanism.sets.items()}
-
 
 @dataclass(frozen=True)
 class _Hit:
@@ -59,6 +54,7 @@ class Matcher:
     """Finds a catalogue's mechanisms in text; compiled once, safe to share."""
 
     def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._patterns = [
             (_pattern(wording), mechanism) for mechanism in catalogue.data.mechanisms for wording in mechanism.wordings
         ]
@@ -73,12 +69,19 @@ class Matcher:
         applied: list[Mechanism] = []
         refused: list[Refusal] = []
         for mechanism in named[:MAX_MECHANISMS]:
-            rival = next((other for other in applied if _conflict(mechanism, other)), None)
+            rival = next((other for other in applied if self._conflict(mechanism, other)), None)
             if rival is None:
                 applied.append(mechanism)
             else:
                 refused.append(Refusal(mechanism, rival))
         return Match(tuple(applied), tuple(refused))
+
+    def _conflict(self, one: Mechanism, other: Mechanism) -> bool:
+        if other.id in one.conflicts or one.id in other.conflicts:
+            return True
+        if any(other.sets.get(key, value) != value for key, value in one.sets.items()):
+            return True
+        return self._catalogue.withholds(one, other) or self._catalogue.withholds(other, one)
 
     def _hits(self, text: str) -> list[_Hit]:
         """Matches in order of appearance; where several overlap, the one that starts first, then the longest."""
@@ -108,13 +111,3 @@ def _spoken_against(text: str, start: int) -> bool:
     clause = _CLAUSE_END.split(before)[-1]
     words = re.findall(r"[\w']+", clause.casefold())
     return _INSTEAD.search(clause) is not None or any(_AGAINST.fullmatch(word) for word in words[-_WORDS_BACK:])
-
-
-def _conflict(one: Mechanism, other: Mechanism) -> bool:
-    if other.id in one.conflicts or one.id in other.conflicts:
-        return True
-    return _contradict(one.sets, other.sets)
-
-
-def _contradict(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    return any(key in other and other[key] != value for key, value in one.items())

@@ -87,6 +87,25 @@ def test_every_configuration_survives_being_a_program(catalogue: Catalogue, data
     assert program.count("int main()") == 1
 
 
+@given(st.data())
+def test_from_any_program_a_mechanism_is_built_in_steps_that_change_one_setting_each(
+    catalogue: Catalogue, data: st.DataObject
+) -> None:
+    mechanism = data.draw(st.sampled_from(catalogue.data.mechanisms))
+    now = {key: data.draw(st.sampled_from(sorted(setting.values))) for key, setting in catalogue.settings.items()}
+    for _ in range(20):
+        after = catalogue.step(mechanism, now)
+        changed = [key for key in now if after[key] != now[key]]
+        if not changed:
+            break
+        assert len(changed) == 1
+        assert changed[0] in {**mechanism.needs, **mechanism.sets}
+        now = after
+    assert not changed
+    assert mechanism.sets.items() <= now.items()
+    assert all(catalogue.settings[key].reaches(now[key], least) for key, least in mechanism.needs.items())
+
+
 def test_vague_guidance_returns_the_parent_byte_for_byte(composer: Composer, seed_program: str) -> None:
     answer = composer.compose(seed_program, "Improve the packing with a better idea.")
     assert (answer.program, answer.changed) == (seed_program, False)
@@ -101,15 +120,48 @@ def test_a_mechanism_that_the_parent_has_already_changes_nothing(composer: Compo
 
 
 def test_hops_add_up_and_say_what_changed(composer: Composer, seed_program: str) -> None:
-    first = composer.compose(seed_program, "Use contact scoring.")
+    first = composer.compose(seed_program, "Use hole filling.")
     assert "without effect" in first.summary
-    second = composer.compose(first.program, "Use gap filling and best-fit choice.")
+    second = composer.compose(first.program, "Use shelf packing and tallest first.")
     read = read_configuration(composer.catalogue, second.program).configuration
-    assert (read["place"], read["fit"], read["pick"]) == ("gaps", "contact", "any")
-    assert second.summary.startswith("Each lowest free cell is covered")
-    assert "Most touching edges win." in second.summary
-    assert "covers the lowest free cell" in second.summary
+    assert (read["place"], read["fill"], read["order"]) == ("shelf", "holes", "height")
+    assert second.summary.startswith("Bounding boxes stand on shelves")
+    assert "Small pieces are kept back for the holes." in second.summary
+    assert "Changed: it now stacks bounding boxes in shelves within a strip; it now takes taller" in second.summary
     assert "without effect" not in second.summary
+
+
+def test_each_request_goes_one_step_of_the_way_until_none_is_left(composer: Composer, seed_program: str) -> None:
+    program, way = seed_program, []
+    for _ in range(8):
+        answer = composer.compose(program, "Use width search.")
+        program = answer.program
+        read = read_configuration(composer.catalogue, program).configuration
+        way.append((read["place"], read["width"]))
+        finished = way[-1] == ("gaps", "search")
+        assert ("goes a step towards width search (" in answer.summary) != finished, answer.summary
+        assert ("tries many strip widths" in answer.summary) == (finished and answer.changed)
+        assert "without effect" not in answer.summary
+    placed = [(place, "square") for place in ("shelf", "skyline", "cells", "gaps")]
+    assert way == [*placed, ("gaps", "few"), ("gaps", "several"), ("gaps", "search"), ("gaps", "search")]
+    assert not answer.changed
+
+
+def test_what_stands_above_the_need_on_its_ladder_is_kept(composer: Composer, seed_program: str) -> None:
+    program = seed_program
+    for _ in range(4):
+        program = composer.compose(program, "Use gap filling.").program
+    answer = composer.compose(program, "Use contact scoring.")
+    read = read_configuration(composer.catalogue, answer.program).configuration
+    assert (read["place"], read["fit"]) == ("gaps", "touch")
+    assert "step towards contact scoring (low places that touch much win)" in answer.summary
+
+
+def test_what_is_named_itself_is_built_even_where_more_was_there(composer: Composer, seed_program: str) -> None:
+    program = composer.compose(seed_program, "Use skyline placement.").program
+    program = composer.compose(program, "Use skyline placement.").program
+    back = composer.compose(program, "Use shelf packing.")
+    assert read_configuration(composer.catalogue, back.program).configuration["place"] == "shelf"
 
 
 def test_a_refused_mechanism_is_admitted_in_the_summary(composer: Composer, seed_program: str) -> None:

@@ -41,6 +41,10 @@ BREAKS: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("an unknown setting", lambda d: d["mechanisms"][0].update(sets={"taste": "x"}), "'taste', which does not exist"),
     ("an unknown value", lambda d: d["mechanisms"][0].update(sets={"colour": "green"}), "colour = green"),
     ("a mechanism without effect", lambda d: d["mechanisms"][0].update(sets={}), "sets"),
+    ("a need of nothing", lambda d: d["mechanisms"][0].update(needs={"size": "huge"}), "size = huge"),
+    ("a rung that is no value", lambda d: d["settings"][0].update(ladder=["red", "green"]), "the ladder of 'colour'"),
+    ("a rung twice", lambda d: d["settings"][0].update(ladder=["red", "blue", "red"]), "the ladder of 'colour'"),
+    ("a ladder from elsewhere", lambda d: d["settings"][0].update(ladder=["blue", "red"]), "the default first"),
     ("an unknown conflict", lambda d: d["mechanisms"][0].update(conflicts=["shrink"]), "'shrink'"),
     ("a conflict with itself", lambda d: d["mechanisms"][0].update(conflicts=["paint"]), "no other mechanism"),
     ("a shared wording", lambda d: d["mechanisms"][1].update(phrases=["Blue-Paint"]), "share the wording 'blue paint'"),
@@ -93,5 +97,11 @@ def test_the_digest_changes_with_any_content(tmp_path: Path, task_dir: Path) -> 
 def test_the_shipped_catalogue_offers_many_mechanisms_and_every_value_can_be_reached(catalogue: Catalogue) -> None:
     assert len(catalogue.data.mechanisms) >= 14
     reached = {(key, value) for mechanism in catalogue.data.mechanisms for key, value in mechanism.sets.items()}
-    reached |= set(catalogue.defaults.items())
+    on_the_way = {
+        (key, rung)
+        for key, value in reached
+        for rung in catalogue.settings[key].ladder
+        if catalogue.settings[key].reaches(value, rung)
+    }
+    reached |= on_the_way | set(catalogue.defaults.items())
     assert reached == {(key, value) for key, setting in catalogue.settings.items() for value in setting.values}

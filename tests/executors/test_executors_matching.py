@@ -30,7 +30,7 @@ TABLE = [
     ("Use width search and gap filling", ["width-search", "gap-filling"]),
     ("Use gap filling and width search", ["gap-filling", "width-search"]),
     ("Use gravity, then gravity, then contact scoring", ["gravity", "contact-scoring"]),
-    ("Use width search, skyline placement and simulated annealing", ["width-search", "skyline"]),
+    ("Use tallest first, skyline placement and simulated annealing", ["tallest-first", "skyline"]),
     # The longer phrase hides the shorter one inside it.
     ("Use flat rotation", ["lie-flat"]),
     ("Try rotations and reflections", ["all-orientations"]),
@@ -79,6 +79,12 @@ def test_a_second_mechanism_that_contradicts_the_first_is_refused(matcher: Match
 def test_a_conflict_named_by_the_catalogue_is_refused_in_both_orders(matcher: Matcher) -> None:
     assert names(matcher, "Use gravity and exact cells") == ["gravity"]
     assert names(matcher, "Use exact cells and gravity") == ["exact-cells"]
+
+
+def test_a_mechanism_that_cannot_work_with_what_the_first_chooses_is_refused_in_both_orders(matcher: Matcher) -> None:
+    assert names(matcher, "Use skyline placement and contact scoring") == ["skyline"]
+    assert names(matcher, "Use contact scoring and skyline placement") == ["contact-scoring"]
+    assert names(matcher, "Use exact cells and contact scoring") == ["exact-cells", "contact-scoring"]
 
 
 def test_mechanisms_that_set_the_same_value_go_together(matcher: Matcher) -> None:

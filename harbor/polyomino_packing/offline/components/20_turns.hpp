@@ -10,13 +10,16 @@ std::vector<Variant> usable_variants(const std::vector<Cell>& shape) {
     const std::array<bool, 1> reflections = {false};
     //@endif
     //@if turns=keep
-    const int last_turn = 0;
+    const int last_turn = 0, turn_step = 1;
+    //@endif
+    //@if turns=half
+    const int last_turn = 2, turn_step = 2;
     //@endif
     //@if turns=flat,upright,four
-    const int last_turn = 3;
+    const int last_turn = 3, turn_step = 1;
     //@endif
     for (bool mirrored : reflections) {
-        for (int turns = 0; turns <= last_turn; ++turns) {
+        for (int turns = 0; turns <= last_turn; turns += turn_step) {
             const Variant variant = turned(shape, mirrored, turns);
             const bool known = std::any_of(usable.begin(), usable.end(), [&](const Variant& other) {
                 return other.width == variant.width && other.rows == variant.rows;

@@ -132,6 +132,9 @@ Packing place(const std::vector<Piece>& pieces, const std::vector<int>& order, i
     //@if pick=window
     const std::size_t choice = 12;  // the best of the first few pieces that fit
     //@endif
+    //@if pick=many
+    const std::size_t choice = 60;  // the best of many pieces that fit
+    //@endif
     //@if pick=any
     const std::size_t choice = pieces.size();  // the best of all pieces
     //@endif

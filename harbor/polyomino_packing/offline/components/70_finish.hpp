@@ -111,6 +111,14 @@ const std::vector<double> kWidthFactors = {0.6};
 // A wide, low strip.
 const std::vector<double> kWidthFactors = {1.6};
 //@endif
+//@if width=few
+// The square's strip and two narrower ones.
+const std::vector<double> kWidthFactors = {1.0, 0.9, 0.8};
+//@endif
+//@if width=several
+// Some strips around the square.
+const std::vector<double> kWidthFactors = {1.0, 0.6, 0.8, 1.2, 0.7, 0.9, 1.1, 0.65};
+//@endif
 //@if width=search
 // Many strips around the square, coarse steps first, so that running out of time does little harm.
 const std::vector<double> kWidthFactors = {1.0, 0.6, 0.8, 1.2, 0.7, 0.9, 1.1, 0.5, 1.4, 0.65, 0.75, 0.85,

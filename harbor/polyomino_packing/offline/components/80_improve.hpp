@@ -1,4 +1,4 @@
-//@if improve=restarts,anneal,top,rebuild
+//@if improve=restarts,anneal,top,rebuild-brief,rebuild-long,rebuild
 // ---- improvement within the time limit -----------------------------------------------------------------------------
 
 //@endif

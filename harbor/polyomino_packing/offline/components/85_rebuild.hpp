@@ -1,4 +1,4 @@
-//@if improve=rebuild
+//@if improve=rebuild-brief,rebuild-long,rebuild
 // Ruin and recreate under a lowered ceiling: with one row less, some pieces are homeless.  Again and again a small window
 // is emptied and filled anew from its own pieces and some homeless ones; when all have a home, the ceiling goes down again.
 class Rebuilder {
@@ -12,7 +12,7 @@ public:
     }
 
     Packing run() {
-        while (!budget.spent() && height_ > 1) {
+        while (!budget.spent(end_) && height_ > 1) {
             for (int i = 0; i < 16; ++i) {
                 if (homeless_.empty()) {
                     best_ = now_;
@@ -27,6 +27,20 @@ public:
 
 private:
     static constexpr int kNobody = -1;
+
+    // How much of the work that is left may be spent.
+    //@if improve=rebuild-brief
+    static constexpr double kShare = 0.1;
+    //@endif
+    //@if improve=rebuild-long
+    static constexpr double kShare = 0.35;
+    //@endif
+    //@if improve=rebuild
+    static constexpr double kShare = 1.0;
+    //@endif
+
+    // Falls from 1 to 0 while the work is being spent.
+    double work_left() const { return (end_ - budget.progress()) / (end_ - begin_); }
 
     int& owner(int x, int y) { return owner_[static_cast<std::size_t>(y) * static_cast<std::size_t>(width_) + x]; }
 
@@ -68,7 +82,7 @@ private:
         int lost = 0;
         for (int id : removed_) lost += pieces_[id].size;
         for (int id : refill()) lost -= pieces_[id].size;
-        const double heat = std::max(0.3, 1.0 - budget.progress());
+        const double heat = std::max(0.3, work_left());
         if (lost <= 0 || dice.unit() < std::exp(-lost / heat)) {
             keep(candidates);
         } else {
@@ -158,6 +172,7 @@ private:
     const std::vector<Piece>& pieces_;
     Packing now_, best_;
     int width_, height_;
+    double begin_ = budget.progress(), end_ = begin_ + kShare * (1.0 - begin_);
     Grid grid_;
     std::vector<int> owner_;
     std::vector<int> homeless_, removed_, pool_, placed_;
