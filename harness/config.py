@@ -68,7 +68,7 @@ TASKS: Mapping[str, TaskEntry] = {
     "trimul": TaskEntry(judge_port=8082, verifier_timeout_s=1160.0, needs_gpu=True, timed=True),
 }
 PROFILES: Mapping[str, Profile] = {
-    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 2e-4, True, "local-torch"),
+    "local": Profile("serve.local.yaml", "SmolLM2-135M-Instruct", "offline", "few-shot", 1e-4, True, "local-torch"),
     "gpu": Profile("serve.yaml", "Qwen/Qwen3-8B", "local", "zero-shot", 4e-5, False, "slime"),
 }
 EXECUTORS = ("offline", "openai", "local", "openrouter")
