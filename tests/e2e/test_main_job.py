@@ -74,8 +74,8 @@ def test_a_run_prints_its_steps_scores_reward_and_places(job: MainJob) -> None:
 
 def test_the_verifiers_reward_is_the_winners_score_on_the_whole_problem(job: MainJob) -> None:
     result = job.read("result.json")
-    assert result["rewards"]["reward"] > 1.5 * result["seed_score"]
-    assert result["best_score"] > 1.5 * result["seed_score"]
+    assert result["rewards"]["reward"] > 1.1 * result["seed_score"]
+    assert result["best_score"] > 1.1 * result["seed_score"]
     assert (job.run_dir / "best.cpp").read_text(encoding="utf-8").strip()
 
 

@@ -105,10 +105,14 @@ class ReefProcess:
     def _fifo(self) -> Path:
         return self.state_dir / "faults.fifo"
 
-    def command(self, *extra: str) -> list[str]:
+    def arguments(self, *extra: str) -> list[str]:
+        """What `reef` is called with."""
         settings = [part for name, value in self.options.items() for part in (f"--{name}", value)]
-        serve = ["-c", "from reef.cli import main; raise SystemExit(main())", "serve"]
-        return [sys.executable, *serve, "-c", str(CONFIG), *settings, *extra]
+        return ["serve", "-c", str(CONFIG), *settings, *extra]
+
+    def command(self, *extra: str) -> list[str]:
+        """The command line of the service."""
+        return [sys.executable, "-c", "from reef.cli import main; raise SystemExit(main())", *self.arguments(*extra)]
 
     def start(self) -> None:
         """Return when the scenario is loaded and admits requests."""

@@ -70,19 +70,22 @@ def test_the_configuration_is_accepted_without_starting_anything(reef: ReefProce
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_starts(
-    reef: ReefProcess, settings: dict[str, str], message: str
+    reef: ReefProcess,
+    settings: dict[str, str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    from reef.cli import main
+
+    for name, value in reef.environ().items():
+        if name.startswith("GUIDANCE_"):
+            monkeypatch.setenv(name, value)
     flags = [part for name, value in settings.items() for part in (f"--{name}", value)]
-    done = subprocess.run(
-        reef.command(*flags, "--print-config"),
-        env=reef.environ(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert message in done.stderr
+    with pytest.raises(SystemExit) as ended:
+        main([*reef.arguments(*flags), "--print-config"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_foreign_scenario_is_refused_and_not_registered(reef: ReefProcess) -> None:
