@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -152,3 +153,8 @@ def hostile(state_dir: Path) -> Path:
     other |= {"verifier_status": safe, "verifier_message": HOSTILE}
     write_json(run_dir / "committed-library.json", archive)
     return folder
+
+
+def copy_of(state: Path, tmp_path: Path) -> Path:
+    """A copy of a state that a test may change."""
+    return Path(shutil.copytree(state, tmp_path / "copy"))
