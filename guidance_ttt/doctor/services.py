@@ -36,7 +36,7 @@ EXECUTOR = "executor"
 JUDGE = "judge"
 CALL_S = 60.0
 CALL_TOKENS = 64
-"""Enough to see that a model answers; a reasoning model may still be thinking then, which is an answer too."""
+"""Enough to see that a model answers, where the run limits it; it may still be thinking, which is an answer too."""
 
 POLL_S = 0.5
 HEALTH_S = 5.0
@@ -90,7 +90,8 @@ async def ask_executor(config: RunConfig, environ: Mapping[str, str]) -> Executi
         prompt = unchanged_prompt(config)
     else:
         prompt = Prompt((ChatMessage("user", "Answer with the one word: ready"),))
-        backend = replace(backend, max_tokens=min(CALL_TOKENS, backend.max_tokens or CALL_TOKENS))
+        # A limit only where the run sets one: some servers refuse `max_tokens`, and the run does not send it to them.
+        backend = replace(backend, max_tokens=backend.max_tokens and min(CALL_TOKENS, backend.max_tokens))
     async with OpenAICompatibleExecutionClient(backend, environ) as client:
         return await client.complete(prompt)
 
@@ -108,7 +109,7 @@ def describe_reply(reply: ExecutionReply) -> str:
     """What the call took and cost."""
     tokens = sum(reply.usage.get(key, 0) for key in ("prompt_tokens", "completion_tokens"))
     cost = "" if not reply.cost_usd else f", ${reply.cost_usd:.4f}"
-    empty = "" if reply.empty_reason is None else f"; {reply.empty_reason}, as may be with so few tokens"
+    empty = "" if reply.empty_reason is None else f"; {reply.empty_reason}, as may be with few tokens"
     return f"{reply.model} answered in {reply.elapsed_s:.1f} s ({tokens} tokens{cost}){empty}"
 
 

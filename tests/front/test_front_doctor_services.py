@@ -170,9 +170,17 @@ def openai_context(tmp_path: Path, port: int, **more: str) -> Context:
     )
 
 
-def test_a_server_is_asked_once_with_few_tokens_and_its_answer_is_told(tmp_path: Path, serve: Any) -> None:
+def test_a_limit_that_the_run_does_not_send_is_not_sent_either(tmp_path: Path, serve: Any) -> None:
     server = serve({CHAT: (200, REPLY)})
     (found,) = services.check_executor(openai_context(tmp_path, server.port))
+    assert found.level is Level.OK
+    assert "max_tokens" not in json.loads(server.asked[0][2])
+
+
+def test_a_server_is_asked_once_with_few_tokens_and_its_answer_is_told(tmp_path: Path, serve: Any) -> None:
+    server = serve({CHAT: (200, REPLY)})
+    limit = {"GUIDANCE_EXECUTOR_MAX_TOKENS": "9000"}
+    (found,) = services.check_executor(openai_context(tmp_path, server.port, **limit))
     assert found.level is Level.OK
     assert "m-2 answered in" in found.fact
     assert "23 tokens, $0.0004" in found.fact
