@@ -7,61 +7,26 @@ what was verified; exits 1 at the first thing that does not hold.  Needs nothing
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import itertools
-import json
 import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+from check_local import check_local
+from checks import (
+    SAME,
+    ResultsWrong,
+    read_object,
+    read_rows,
+    require,
+    require_monotone,
+    require_numbered,
+    require_same,
+)
 
 HASHES = "SHA256SUMS"
-SAME = 1e-9
-"""Largest relative difference of two numbers that stand for the same measurement."""
-
-
-class ResultsWrong(Exception):
-    """A recorded number contradicts another one; the message names both."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `ResultsWrong` unless the condition holds."""
-    if not condition:
-        raise ResultsWrong(message)
-
-
-def require_same(name: str, first: float, second: float, *, tolerance: float = SAME) -> None:
-    """Two records of one number must agree."""
-    require(math.isclose(first, second, rel_tol=tolerance), f"{name}: {first!r} is not {second!r}")
-
-
-def require_monotone(name: str, values: Sequence[float], direction: str) -> None:
-    """A best-so-far series never gets worse."""
-    for number, (before, after) in enumerate(itertools.pairwise(values)):
-        worse = after < before if direction == "max" else after > before
-        require(not worse, f"{name}: the best so far gets worse after row {number} ({before!r} -> {after!r})")
-
-
-def require_numbered(name: str, rows: Sequence[dict[str, str]], column: str, count: int) -> None:
-    """Rows are numbered 0..count-1 without a gap."""
-    found = [row[column] for row in rows]
-    require(found == [str(n) for n in range(count)], f"{name}: {column} is {found}, 0..{count - 1} is needed")
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """One JSON object."""
-    value = json.loads(path.read_text(encoding="utf-8"))
-    require(isinstance(value, dict), f"{path.name} is not a JSON object")
-    return dict(value)
 
 
 def check_runs(root: Path) -> str:
@@ -168,7 +133,7 @@ def check_hashes(root: Path) -> str:
     return f"SHA-256 of {len(found)} files"
 
 
-CHECKS: tuple[Callable[[Path], str], ...] = (check_runs, check_paper, check_one_source, check_hashes)
+CHECKS: tuple[Callable[[Path], str], ...] = (check_runs, check_paper, check_one_source, check_local, check_hashes)
 
 
 def write_hashes(root: Path) -> None:
