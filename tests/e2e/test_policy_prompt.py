@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from executors.catalogue import Catalogue
+from executors.matching import Matcher
 from guidance_ttt.model import ensure_policy_model
 from harness.bootstrap import load_seed, seed_entry
 from harness.config import PROJECT_ROOT
@@ -18,6 +20,7 @@ from tttd.local.decoding import SamplingOptions
 from tttd.local.policy import PolicyModel
 from tttd.local.sampler import BatchedSampler
 
+TASK_DIR = PROJECT_ROOT / "harbor/polyomino_packing"
 SAMPLES = Grid(4, 8)
 SEED_SCORE = 28.17
 
@@ -25,7 +28,7 @@ SEED_SCORE = 28.17
 @pytest.mark.slow
 def test_most_first_guidance_of_the_embedded_model_is_well_formed_and_some_names_a_mechanism() -> None:
     model = PolicyModel(ensure_policy_model(PROJECT_ROOT / "work/models"), rank=32, alpha=32, seed=0, device="cpu")
-    prompt = model.render(first_prompt(PROJECT_ROOT / "harbor/polyomino_packing"), {})
+    prompt = model.render(first_prompt(TASK_DIR), {})
     sampler = BatchedSampler(model, {"base": None}.__getitem__)
     try:
         waiting = [
@@ -38,7 +41,8 @@ def test_most_first_guidance_of_the_embedded_model_is_well_formed_and_some_names
     texts = [extract_strict_guidance(model.decode(a.tokens), a.finish_reason).guidance for a in answers]
     well_formed = [text for text in texts if text is not None]
     assert len(well_formed) >= 0.8 * SAMPLES.size
-    assert sum("exact cells" in text or "best-fit" in text for text in well_formed) >= 2
+    matcher = Matcher(Catalogue.load(TASK_DIR / "offline"))
+    assert sum(bool(matcher.match(text).applied) for text in well_formed) >= 2
     assert len(set(well_formed)) > SAMPLES.size / 2
 
 
