@@ -92,7 +92,7 @@ class Composer:
 
     def _progress(self, mechanism: Mechanism, configuration: dict[str, str], changed: set[str]) -> str:
         """What the program does now, or which step towards it has been made."""
-        if mechanism.sets.items() <= configuration.items():
+        if self.catalogue.step(mechanism, configuration) == configuration:
             return f"now {mechanism.effect}"
         keys = [key for key in [*mechanism.needs, *mechanism.sets] if key in changed]
         steps = [self._sentence(key, configuration[key]) for key in keys]

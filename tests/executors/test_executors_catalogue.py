@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -105,3 +106,15 @@ def test_the_shipped_catalogue_offers_many_mechanisms_and_every_value_can_be_rea
     }
     reached |= on_the_way | set(catalogue.defaults.items())
     assert reached == {(key, value) for key, setting in catalogue.settings.items() for value in setting.values}
+
+
+def test_the_page_gives_a_score_for_every_step_of_the_mechanisms_it_lists(catalogue: Catalogue, task_dir: Path) -> None:
+    text = (task_dir / "offline/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([a-z -]+) \| ([0-9., ]+) \|$", text, re.MULTILINE)
+    named = {mechanism.name: mechanism for mechanism in catalogue.data.mechanisms}
+    assert len(rows) == 5
+    for name, scores in rows:
+        now, steps = dict(catalogue.defaults), 0
+        while (after := catalogue.step(named[name], now)) != now:
+            now, steps = after, steps + 1
+        assert len(scores.split(", ")) == steps, name
