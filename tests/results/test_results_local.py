@@ -86,7 +86,7 @@ def test_a_folder_without_runs_of_our_own_says_so(folder: Path) -> None:
     [
         ("updates.csv", "1,trained,2,16,", "1,trained,2,17,", "seed 1 trained, update 2: 17 evaluations"),
         ("updates.csv", "1,trained,3,24,", "1,trained,4,24,", "update is"),
-        ("updates.csv", "22.3333,27,27", "22.3333,23,23", "the best so far gets worse after row 1"),
+        ("updates.csv", "22.3333,27,27", "22.3333,23,23", "the best so far gets worse after row 0"),
         ("updates.csv", "27,41,41", "42,41,41", "the mean is above the maximum"),
         ("updates.csv", "27,41,41", "27,44,41", "a reward above the best score"),
         ("updates.csv", "27,41,41,7,8", "27,41,41,7,9", "well_formed is 9 of 8"),
