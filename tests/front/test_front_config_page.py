@@ -93,7 +93,7 @@ def test_a_reading_tells_kind_and_default_whether_or_not_the_variable_is_set() -
 
 
 def test_a_value_depends_on_what_the_page_says_it_depends_on(readings: Readings) -> None:
-    assert readings.default("GUIDANCE_LEARNING_RATE") == "0.0002 (`local`), 4e-5 (`gpu`)"
+    assert readings.default("GUIDANCE_LEARNING_RATE") == "0.0001 (`local`), 4e-5 (`gpu`)"
     assert readings.default("GUIDANCE_REMEASURE").startswith("0 (`polyomino_packing`")
     assert readings.default("GUIDANCE_EXECUTOR_TIMEOUT").startswith("120 (`offline`)")
     assert readings.default("GUIDANCE_PATIENCE") == "-"

@@ -140,7 +140,7 @@ FOLLOWING = YAML.replace('"2e-4"', '"${GUIDANCE_LEARNING_RATE}"')
 def test_a_frozen_policy_is_a_learning_rate_of_zero_for_search_and_service(root: Path) -> None:
     (root / "serve.local.yaml").write_text(FOLLOWING, encoding="utf-8")
     trained, frozen = load(root), load(root, GUIDANCE_FREEZE_POLICY="1")
-    assert (trained.learning_rate, trained.policy_frozen) == (pytest.approx(2e-4), False)
+    assert (trained.learning_rate, trained.policy_frozen) == (pytest.approx(1e-4), False)
     assert (frozen.learning_rate, frozen.policy_frozen) == (0.0, True)
     assert frozen.service_environ["GUIDANCE_LEARNING_RATE"] == "0"
     assert load(root, GUIDANCE_LEARNING_RATE="1e-3").learning_rate == pytest.approx(1e-3)
