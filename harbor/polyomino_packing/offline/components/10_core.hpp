@@ -102,7 +102,7 @@ private:
 
 Budget budget;
 
-//@if random
+//@if improved
 class Random {
 public:
     std::uint64_t next() {

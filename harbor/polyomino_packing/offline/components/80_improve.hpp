@@ -1,4 +1,4 @@
-//@if improve=restarts,anneal,top,rebuild-brief,rebuild-long,rebuild
+//@if improved
 // ---- improvement within the time limit -----------------------------------------------------------------------------
 
 //@endif

@@ -32,7 +32,7 @@ int main() {
     //@if improve=off
     const Packing best = best_over_widths(pieces, order, 1.0);
     //@endif
-    //@if improve=restarts,anneal,top,rebuild-brief,rebuild-long,rebuild
+    //@if improved
     // Widths may use half of the time; the improvement gets the rest.
     const Packing best = improved(pieces, order, best_over_widths(pieces, order, 0.5));
     //@endif
