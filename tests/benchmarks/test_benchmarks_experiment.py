@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.update_rows import update_row
 
 from benchmarks.experiment.comparison import (
     final_best,
@@ -35,28 +35,8 @@ from harness.parsing import extract_strict_guidance
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def row(seed: int, arm: str, update: int, reward: float, **changed: Any) -> UpdateRow:
-    values: dict[str, Any] = {
-        "evaluations": 8 * update,
-        "reward_max": reward + 1.0,
-        "best_score": reward + 2.0,
-        "valid": 8,
-        "well_formed": 7,
-        "named": 4,
-        "zero_signal": 0,
-        "kl": 0.01,
-        "entropy": None,
-        "grad_norm": 1.0,
-        "importance_ratio": 1.0,
-        "response_length": 40.0,
-        "rollout_s": 10.0,
-        "train_s": 5.0,
-    }
-    return UpdateRow(seed=seed, arm=arm, update=update, reward_mean=reward, **{**values, **changed})
-
-
 def run(seed: int, arm: str, rewards: list[float]) -> list[UpdateRow]:
-    return [row(seed, arm, number, reward) for number, reward in enumerate(rewards, start=1)]
+    return [update_row(seed, arm, number, reward) for number, reward in enumerate(rewards, start=1)]
 
 
 def test_the_last_third_is_the_last_third_whatever_the_order() -> None:
